@@ -20,11 +20,12 @@ use crate::kernel::{Kernel, Sources};
 use crate::kvm_host::{self, KvmHost, KvmHostChoice};
 use crate::lab::{self, Lab};
 use crate::module;
+use crate::other_vmm::OtherVmm;
 use crate::post_run::{self, PostRun};
 use crate::process::{quote, shown};
 use crate::programs::Programs;
 use crate::run::{self, Outcome};
-use crate::stock_qemu::{self, Acceleration, Machine, StockQemu};
+use crate::stock_qemu::{self, Acceleration, Machine};
 use crate::third_party;
 
 /// The shell command with which a guest's /init reports its start to the VMM.
@@ -46,9 +47,9 @@ const REPORT: &str = "/tmp/report";
 /// The socket of the device's process in the lab.
 const LABS_SOCKET: &str = "/tmp/vpmu.sock";
 
-/// The lab's shell script that runs the device's process and QEMU. Its status is QEMU's, or that of the device's process
-/// if only that failed.
-fn beside_qemu_job(serve: &str, qemu: &str) -> String {
+/// The lab's shell script that runs the device's process and the command `other` of another VMM. Its status is that of
+/// the VMM, or that of the device's process if only that failed.
+fn beside_job(serve: &str, other: &str) -> String {
     format!(
         r#"mount -t debugfs debugfs /sys/kernel/debug
 vmm {serve} > /dev/null &
@@ -57,7 +58,7 @@ until grep -q ' 00010000 .* {LABS_SOCKET}$' /proc/net/unix; do
 	kill -0 $device || exit 1
 	sleep 0.05
 done
-{qemu}
+{other}
 code=$?
 wait $device || [ $code != 0 ] || code=1
 echo null > {REPORT}
@@ -67,16 +68,19 @@ exit $code
 }
 
 /// The process that has the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Carrier {
     /// This project's VMM, which runs the guest: `vmm run`.
     #[default]
     Vmm,
     /// A process of its own, `vmm serve`. A stock QEMU runs the guest: on this machine's KVM if a stock kernel boots
-    /// there, else emulated. With [`KvmHostChoice::Lab`], on the lab's KVM.
+    /// there, else emulated. With [`KvmHostChoice::Lab`] or [`KvmHostChoice::Exact`], on that lab's KVM.
     BesideQemu,
     /// Like [`Carrier::BesideQemu`], but the guest is always emulated.
     BesideEmulation,
+    /// `vmm serve`, and this program of Cloud Hypervisor runs the guest: on this machine's KVM if a stock kernel boots
+    /// there, else on the lab's.
+    BesideCloudHypervisor(PathBuf),
 }
 
 /// One command in one guest.
@@ -100,8 +104,8 @@ pub struct Boot {
     pub timeout: Duration,
     /// More arguments for `vmm run`, or for `vmm serve`.
     pub vmm_args: Vec<String>,
-    /// More arguments for QEMU, if the device is beside it.
-    pub qemu_args: Vec<String>,
+    /// More arguments for the other VMM, if the device is beside one.
+    pub other_args: Vec<String>,
     /// More words for the guest kernel's command line.
     pub append: String,
     /// A command to run after the guest has ended, on the machine that ran the VMM. If this is set, it is not an error
@@ -125,7 +129,7 @@ impl Default for Boot {
             carrier: Carrier::Vmm,
             timeout: Duration::from_secs(180),
             vmm_args: Vec::new(),
-            qemu_args: Vec::new(),
+            other_args: Vec::new(),
             append: String::new(),
             post_run: None,
             echo: false,
@@ -148,12 +152,12 @@ impl Boot {
     /// # Errors
     /// [`BootError`]. A command that fails is not an error: see [`Outcome::status`].
     pub fn run(&self) -> Result<Outcome, BootError> {
-        if self.carrier != Carrier::Vmm {
-            return self.run_beside_qemu();
-        }
         let arch = self.sources.arch;
         if self.kvm_host == KvmHostChoice::Exact && self.vcpus > 1 && !arch.exact_with_vcpus() {
             return Err(BootError::ExactVcpus(self.vcpus));
+        }
+        if self.carrier != Carrier::Vmm {
+            return self.run_beside();
         }
         if self.kvm_host == KvmHostChoice::Direct && !arch.is_native() {
             return Err(BootError::ForeignDirect(arch));
@@ -265,27 +269,32 @@ impl Boot {
         self.emulate(parts, mark, run, None)
     }
 
-    /// Runs the command in a guest of a stock QEMU, beside the device's own process.
-    fn run_beside_qemu(&self) -> Result<Outcome, BootError> {
-        let in_lab = match (self.kvm_host, self.carrier) {
+    /// Runs the command in a guest of another VMM, beside the device's own process.
+    fn run_beside(&self) -> Result<Outcome, BootError> {
+        let asks_for_lab = match (self.kvm_host, &self.carrier) {
             (KvmHostChoice::Auto, _) => false,
-            (KvmHostChoice::Lab, Carrier::BesideQemu) => true,
-            _ => return Err(BootError::WithQemu("a guest runs here or in the lab: omit --exact and --direct")),
+            (KvmHostChoice::Lab | KvmHostChoice::Exact, Carrier::BesideQemu | Carrier::BesideCloudHypervisor(_)) => {
+                true
+            }
+            _ => return Err(BootError::WithOtherVmm("a guest runs here or in the lab: omit --direct")),
         };
         if self.sources.arch != Arch::X86_64 {
-            return Err(BootError::WithQemu("a guest is for x86: omit its architecture"));
+            return Err(BootError::WithOtherVmm("a guest is for x86: omit its architecture"));
         }
         if self.post_run.is_some() {
-            return Err(BootError::WithQemu("no command runs after the guest: omit it"));
+            return Err(BootError::WithOtherVmm("no command runs after the guest: omit it"));
         }
         let parts = self.prepare()?;
-        let qemu = StockQemu::get(parts.cache)?;
-        if in_lab {
-            return self.run_beside_labs_qemu(&parts, &qemu);
-        }
+        let other = OtherVmm::get(parts.cache, &self.carrier)?;
         let vmm = parts.programs.vmm()?;
-        let has_kvm = self.carrier == Carrier::BesideQemu && kvm_host::stock_kernel_boots(parts.cache, vmm)?;
-        let acceleration = if has_kvm { Acceleration::Kvm } else { Acceleration::Tcg };
+        let takes_kvm = !asks_for_lab && self.carrier != Carrier::BesideEmulation;
+        let acceleration = if takes_kvm && kvm_host::stock_kernel_boots(parts.cache, vmm)? {
+            Acceleration::Kvm
+        } else if asks_for_lab || matches!(other, OtherVmm::CloudHypervisor(_)) {
+            return self.run_beside_in_lab(&parts, &other);
+        } else {
+            Acceleration::Tcg
+        };
         let mark = self.mark();
         let initramfs = Unnamed::new(&self.guest_archive(&parts, &mark)?)?;
         let directory = tempfile::tempdir().map_err(BootError::Temporary)?;
@@ -303,17 +312,17 @@ impl Boot {
             kernel: &parts.kernel.image.to_string_lossy(),
             initramfs: &initramfs.path(),
             cmdline: cmdline.trim_end(),
-            more: &self.qemu_args,
+            more: &self.other_args,
         };
         if self.echo {
-            self.explain(vmm, &machine);
+            self.explain(vmm, &other, &machine);
         }
-        let kvm_host = KvmHost::BesideQemu { qemu: qemu.version().to_owned(), acceleration, in_lab };
+        let kvm_host = KvmHost::Beside { vmm: other.to_string(), acceleration, in_lab: false };
         let _slot = (acceleration == Acceleration::Tcg).then(|| parts.cache.slot()).transpose()?;
         let mut serve = Command::new(vmm);
         serve.args(Daemon::arguments(machine.socket, self.vcpus, &self.vmm_args));
         let daemon = Daemon::start(&mut serve, &socket)?;
-        let run = run::watch(self, &mut qemu.command(&machine), &mark, &kvm_host).and_then(|run| {
+        let run = run::watch(self, &mut other.command(&machine), &mark, &kvm_host).and_then(|run| {
             let mut transcript = run.transcript;
             transcript.vmm = run.ended.status.code();
             transcript.log = stock_qemu::errors(&run.ended.stderr).into_bytes();
@@ -321,7 +330,7 @@ impl Boot {
             transcript.report = b"null".to_vec();
             run::outcome(self, transcript, kvm_host, run.wall, run.console)
         });
-        // QEMU has ended in any case, and the device's process ends after it.
+        // The other VMM has ended in any case, and the device's process ends after it.
         match (run, daemon.finish()) {
             (Ok(outcome), Ok(_)) => Ok(outcome),
             (Ok(outcome), Err(source)) => {
@@ -329,16 +338,16 @@ impl Boot {
             }
             (Err(source), daemon) => {
                 let daemon = daemon.map_or_else(|error| error.to_string(), |log| format!("log of `vmm serve`: {log}"));
-                Err(BootError::BesideQemu { daemon, source: Box::new(source) })
+                Err(BootError::Beside { daemon, source: Box::new(source) })
             }
         }
     }
 
-    /// Like [`Boot::run_beside_qemu`], on the lab's KVM.
-    fn run_beside_labs_qemu(&self, parts: &Parts, qemu: &StockQemu) -> Result<Outcome, BootError> {
+    /// Like [`Boot::run_beside`], on the lab's KVM.
+    fn run_beside_in_lab(&self, parts: &Parts, other: &OtherVmm) -> Result<Outcome, BootError> {
         let mark = self.mark();
         let mut run = Archive::new();
-        let files = qemu.files()?;
+        let files = other.files()?;
         for (name, contents) in &files {
             run.file(name, 0o755, contents)?;
         }
@@ -353,28 +362,28 @@ impl Boot {
             kernel: "/guest/kernel",
             initramfs: "/guest/initramfs",
             cmdline: cmdline.trim_end(),
-            more: &self.qemu_args,
+            more: &self.other_args,
         };
         let serve = Daemon::arguments(machine.socket, self.vcpus, &self.vmm_args);
         let serve: Vec<String> = serve.iter().map(|word| quote(word)).collect();
-        run.file("run/job", 0o644, beside_qemu_job(&serve.join(" "), &stock_qemu::typed(&machine)).as_bytes())?;
-        let kvm_host = KvmHost::BesideQemu { qemu: qemu.version().to_owned(), acceleration, in_lab: true };
+        run.file("run/job", 0o644, beside_job(&serve.join(" "), &other.typed(&machine)).as_bytes())?;
+        let kvm_host = KvmHost::Beside { vmm: other.to_string(), acceleration, in_lab: true };
         let memory_mib = self.memory_mib.saturating_add(third_party::memory_mib(&files));
         Boot { memory_mib, ..self.clone() }.emulate(parts, &mark, run, Some(kvm_host))
     }
 
     /// Prints what a person types to boot such a guest without this program.
-    fn explain(&self, vmm: &Path, machine: &Machine<'_>) {
+    fn explain(&self, vmm: &Path, other: &OtherVmm, machine: &Machine<'_>) {
         let socket = "/tmp/vpmu.sock";
         let serve = Daemon::arguments(socket, self.vcpus, &self.vmm_args);
         let serve: Vec<String> = serve.iter().map(|word| shown(word)).collect();
         let machine = Machine { socket, initramfs: "INITRAMFS", ..machine.clone() };
         eprintln!(
             "Two commands do the same with an initramfs of your own, which loads virtio_pci.ko and virtio_pmu.ko, and \
-             QEMU 10.1 or newer:\n  {} {}\n  {}",
+             QEMU 10.1 or newer, or Cloud Hypervisor:\n  {} {}\n  {}",
             shown(&vmm.to_string_lossy()),
             serve.join(" "),
-            stock_qemu::typed(&machine)
+            other.typed(&machine)
         );
     }
 
@@ -385,7 +394,7 @@ impl Boot {
     /// [`BootError`].
     pub fn run_on_lab_host(&self) -> Result<Outcome, BootError> {
         if self.carrier != Carrier::Vmm {
-            return Err(BootError::WithQemu("no guest runs: omit --qemu"));
+            return Err(BootError::WithOtherVmm("no guest runs: omit it"));
         }
         let parts = self.prepare()?;
         let mark = self.mark();
@@ -464,19 +473,23 @@ mod tests {
     }
 
     #[test]
-    fn qemu_refuses_what_only_this_vmm_has() {
+    fn other_vmms_refuse_what_only_this_vmm_has() {
         let qemu = Boot { carrier: Carrier::BesideQemu, ..Boot::default() };
         let foreign = Sources { arch: Arch::Aarch64, ..Sources::default() };
         for boot in [
             Boot { kvm_host: KvmHostChoice::Lab, carrier: Carrier::BesideEmulation, ..qemu.clone() },
-            Boot { kvm_host: KvmHostChoice::Exact, ..qemu.clone() },
             Boot { kvm_host: KvmHostChoice::Direct, ..qemu.clone() },
             Boot { sources: foreign, ..qemu.clone() },
             Boot { post_run: Some(PostRun::default()), ..qemu.clone() },
+            Boot {
+                kvm_host: KvmHostChoice::Direct,
+                carrier: Carrier::BesideCloudHypervisor("c".into()),
+                ..qemu.clone()
+            },
         ] {
-            assert!(matches!(boot.run(), Err(BootError::WithQemu(_))), "{boot:?}");
+            assert!(matches!(boot.run(), Err(BootError::WithOtherVmm(_))), "{boot:?}");
         }
-        assert!(matches!(qemu.run_on_lab_host(), Err(BootError::WithQemu(_))));
+        assert!(matches!(qemu.run_on_lab_host(), Err(BootError::WithOtherVmm(_))));
     }
 
     #[test]

@@ -194,10 +194,14 @@ pub(crate) struct BootArgs {
     #[command(flatten)]
     kvm_host: KvmHostArgs,
     /// Let a stock QEMU run the guest: Debian's newest, fetched when first needed, on this machine's KVM if a
-    /// stock kernel boots there, else emulated; with --lab on the lab's KVM. The device is in a process of its
+    /// stock kernel boots there, else emulated; with --lab or --exact on a lab's KVM. The device is in a process of its
     /// own, `vmm serve`, which QEMU reaches by vfio-user. Prints what to type to do the same by hand
-    #[arg(long, conflicts_with_all = ["exact", "direct", "report"])]
+    #[arg(long, conflicts_with_all = ["direct", "report"])]
     qemu: bool,
+    /// Let this program of Cloud Hypervisor run the guest, on this machine's KVM if a stock kernel boots there, else on
+    /// the lab's. The device is in a process of its own, as with --qemu
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["qemu", "direct", "report"])]
+    cloud_hypervisor: Option<PathBuf>,
     /// Number of vCPUs [default: 2, in the exact lab 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
     vcpus: Option<u32>,
@@ -219,7 +223,7 @@ pub(crate) struct BootArgs {
     /// A file to put into the guest, with its path in the guest
     #[arg(long = "file", value_name = "PATH=FILE")]
     files: Vec<String>,
-    /// One more argument for `vmm run`, or with --qemu for `vmm serve`; may be given again
+    /// One more argument for `vmm run`, or beside another VMM for `vmm serve`; may be given again
     #[arg(long = "vmm-arg", value_name = "ARG", allow_hyphen_values = true)]
     vmm_args: Vec<String>,
     /// More words for the guest kernel's command line
@@ -263,10 +267,14 @@ impl BootArgs {
             programs: self.programs.clone(),
             files,
             kvm_host,
-            carrier: if self.qemu { Carrier::BesideQemu } else { Carrier::Vmm },
+            carrier: match &self.cloud_hypervisor {
+                Some(program) => Carrier::BesideCloudHypervisor(program.clone()),
+                None if self.qemu => Carrier::BesideQemu,
+                None => Carrier::Vmm,
+            },
             timeout: Duration::from_secs(self.timeout),
             vmm_args: self.vmm_args.clone(),
-            qemu_args: Vec::new(),
+            other_args: Vec::new(),
             append: self.append.clone(),
             post_run: None,
             echo: true,
@@ -333,12 +341,14 @@ mod tests {
     }
 
     #[test]
-    fn qemu_carries_no_device() {
+    fn other_vmms_carry_no_device() {
         let carrier = |arguments: &[&str]| boot(arguments).unwrap().carrier;
         assert_eq!(carrier(&["--qemu", "--", "true"]), Carrier::BesideQemu);
         assert_eq!(carrier(&["--", "true"]), Carrier::Vmm);
+        let cloud = Carrier::BesideCloudHypervisor("c".into());
+        assert_eq!(carrier(&["--cloud-hypervisor", "c", "--lab", "--", "true"]), cloud);
         assert_eq!(carrier(&["--qemu", "--lab", "--", "true"]), Carrier::BesideQemu);
-        for other in ["--exact", "--direct", "--report=file"] {
+        for other in ["--direct", "--report=file", "--cloud-hypervisor=c"] {
             let error = boot(&["--qemu", other, "--", "true"]).unwrap_err();
             assert!(error.contains("'--qemu' cannot be used with"), "{error}");
         }

@@ -55,7 +55,7 @@ pub enum DaemonError {
         log: String,
     },
     /// The process continued to run after the VMM had ended.
-    #[error("`vmm serve` was still running {} s after QEMU had ended: {log}", ENDS_WITHIN.as_secs())]
+    #[error("`vmm serve` was still running {} s after the VMM had ended: {log}", ENDS_WITHIN.as_secs())]
     Stays {
         /// Its output on stderr.
         log: String,

@@ -14,8 +14,10 @@ use crate::kvm_host::{KvmHost, KvmHostError};
 use crate::lab::LabError;
 use crate::machine::MachineError;
 use crate::module::ModuleError;
+use crate::process::ProcessError;
 use crate::programs::ProgramError;
 use crate::stock_qemu::StockQemuError;
+use crate::third_party::ThirdPartyError;
 
 /// Errors from running a command in a guest.
 #[derive(Debug, thiserror::Error)]
@@ -50,12 +52,18 @@ pub enum BootError {
     /// A guest that this machine's processors cannot run.
     #[error("this machine's KVM cannot run {0} guests: omit --direct to use the lab")]
     ForeignDirect(Arch),
-    /// A setting of the boot needs this project's VMM, but QEMU is to run the guest.
-    #[error("with --qemu, {0}")]
-    WithQemu(&'static str),
+    /// A setting of the boot needs this project's VMM, but another VMM is to run the guest.
+    #[error("with another VMM, {0}")]
+    WithOtherVmm(&'static str),
     /// The stock QEMU is not available.
     #[error(transparent)]
     StockQemu(#[from] StockQemuError),
+    /// The program is not one that reports its version.
+    #[error("cannot use this Cloud Hypervisor: name the path of its program")]
+    CloudHypervisor(#[source] ProcessError),
+    /// The program cannot run in the lab.
+    #[error("cannot put Cloud Hypervisor into the lab")]
+    Libraries(#[source] ThirdPartyError),
     /// The device's own process did not start.
     #[error(transparent)]
     Daemon(#[from] DaemonError),
@@ -71,8 +79,8 @@ pub enum BootError {
         source: DaemonError,
     },
     /// The run failed. The device's own process may have logged why.
-    #[error("the guest beside QEMU failed ({daemon})")]
-    BesideQemu {
+    #[error("the guest of the other VMM failed ({daemon})")]
+    Beside {
         /// The log of the device's process, or how it failed, too.
         daemon: String,
         /// The failure of the run.
@@ -118,7 +126,7 @@ impl BootError {
     pub fn output(&self) -> &str {
         match self {
             Self::Machine { output, .. } | Self::Ended { output, .. } | Self::DaemonFailed { output, .. } => output,
-            Self::BesideQemu { source, .. } => source.output(),
+            Self::Beside { source, .. } => source.output(),
             _ => "",
         }
     }

@@ -73,13 +73,13 @@ pub enum KvmHost {
         /// Whether time advanced only with executed instructions.
         exact: bool,
     },
-    /// In a stock QEMU, beside the device's process.
-    BesideQemu {
-        /// QEMU's version.
-        qemu: String,
+    /// In another VMM, beside the device's process.
+    Beside {
+        /// The VMM and its version.
+        vmm: String,
         /// How the guest's instructions ran.
         acceleration: Acceleration,
-        /// Whether QEMU ran in the lab.
+        /// Whether the VMM ran in the lab.
         in_lab: bool,
     },
 }
@@ -89,9 +89,9 @@ impl fmt::Display for KvmHost {
         match self {
             Self::Direct => write!(f, "direct KVM"),
             Self::Lab { arch, qemu, exact: false } => write!(f, "lab ({arch}, QEMU TCG {qemu}, emulated)"),
-            Self::BesideQemu { qemu, acceleration, in_lab } => {
+            Self::Beside { vmm, acceleration, in_lab } => {
                 let place = if *in_lab { " of the lab" } else { "" };
-                write!(f, "stock QEMU {qemu} ({acceleration}{place}, the device beside it)")
+                write!(f, "{vmm} ({acceleration}{place}, the device beside it)")
             }
             Self::Lab { arch, qemu, exact: true } => write!(f, "exact lab ({arch}, QEMU TCG {qemu}, icount, emulated)"),
         }
@@ -178,8 +178,9 @@ mod tests {
         assert_eq!(x86, "lab (x86, QEMU TCG 7.2, emulated)");
         let exact = lab(Arch::Aarch64, true);
         assert!(exact.starts_with("exact lab (aarch64, "), "{exact}");
-        let beside =
-            |acceleration, in_lab| KvmHost::BesideQemu { qemu: "11.1.3".to_owned(), acceleration, in_lab }.to_string();
+        let beside = |acceleration, in_lab| {
+            KvmHost::Beside { vmm: "stock QEMU 11.1.3".to_owned(), acceleration, in_lab }.to_string()
+        };
         assert_eq!(beside(Acceleration::Tcg, false), "stock QEMU 11.1.3 (TCG, the device beside it)");
         assert_eq!(beside(Acceleration::Kvm, true), "stock QEMU 11.1.3 (KVM of the lab, the device beside it)");
     }

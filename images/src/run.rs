@@ -133,7 +133,7 @@ pub(crate) fn outcome(
             };
             let error = log.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
             let end = match kvm_host {
-                KvmHost::BesideQemu { .. } => ending_of_qemu(code),
+                KvmHost::Beside { .. } => ending_of_other(code),
                 KvmHost::Direct | KvmHost::Lab { .. } => ending(code),
             };
             format!("{end} {when}{error}")
@@ -161,12 +161,12 @@ fn ending(code: Option<i32>) -> String {
     }
 }
 
-/// QEMU's exit codes in words. QEMU also ends with 0 when the guest resets.
-fn ending_of_qemu(code: Option<i32>) -> String {
+/// The exit codes of other VMMs in words. QEMU also ends with 0 when the guest resets.
+fn ending_of_other(code: Option<i32>) -> String {
     match code {
         Some(0) => "the guest powered off or reset".to_owned(),
-        Some(code) => format!("QEMU failed (exit code {code})"),
-        None => "QEMU was killed".to_owned(),
+        Some(code) => format!("the VMM failed (exit code {code})"),
+        None => "the VMM was killed".to_owned(),
     }
 }
 

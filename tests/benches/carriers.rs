@@ -1,11 +1,15 @@
-//! Compares the ways to carry the device: in this project's VMM, and in a process beside a stock QEMU.
+//! Compares the ways to carry the device: in this project's VMM, and in a process beside a stock QEMU or beside Cloud
+//! Hypervisor. `VPMU_CLOUD_HYPERVISOR` names the program of Cloud Hypervisor, which Debian does not have. Without it, there
+//! are no figures of Cloud Hypervisor.
 //!
-//! Two guests take turns on the same KVM: this machine's, if a stock kernel boots there, else the lab's, whose processor
-//! is emulated. There the ratios mean something, and the times do not. A third guest is emulated on this machine by QEMU,
-//! which has a device of its own to compare with: an access to either waits for its answer, but QEMU's own device answers
-//! in the vCPU's thread, and the process beside it in a thread of its own.
+//! A guest of each takes turns on the same KVM: this machine's, if a stock kernel boots there, else the lab's, whose
+//! processor is emulated. There the ratios mean something, and the times do not. One more guest is emulated on this machine
+//! by QEMU, which has a device of its own to compare with: an access to either waits for its answer, but QEMU's own device
+//! answers in the vCPU's thread, and the process beside it in a thread of its own.
 
 use std::collections::BTreeMap;
+use std::env;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,7 +17,9 @@ use guest_tests::figures::{self, Figures};
 use images::{Boot, Carrier, KvmHost, KvmHostChoice};
 use vpmu_client::error::chain;
 
-/// The number of boots of each of the two guests that take turns.
+/// The environment variable that names the program of Cloud Hypervisor.
+const CLOUD_HYPERVISOR: &str = "VPMU_CLOUD_HYPERVISOR";
+/// The number of boots of each of the guests that take turns.
 const ROUNDS: usize = 2;
 /// The subjects in the figures, and the rows of the table.
 const RATES: [(&str, &str); 5] = [
@@ -27,6 +33,21 @@ const RATES: [(&str, &str); 5] = [
 /// The figures of the boots of one guest, by subject.
 type Reported = BTreeMap<String, Vec<Figures>>;
 
+/// A way to carry the device, and the figures of its guest.
+struct Way {
+    carrier: Carrier,
+    name: &'static str,
+    reported: Reported,
+    /// The machine that its guest ran on.
+    machine: String,
+}
+
+impl Way {
+    fn new(carrier: Carrier, name: &'static str) -> Self {
+        Self { carrier, name, reported: Reported::new(), machine: String::new() }
+    }
+}
+
 fn main() -> ExitCode {
     match measure() {
         Ok(()) => ExitCode::SUCCESS,
@@ -38,25 +59,33 @@ fn main() -> ExitCode {
 }
 
 fn measure() -> Result<(), String> {
-    let (mut within, mut beside) = (Reported::new(), Reported::new());
-    let mut names = (String::new(), String::new());
-    for _ in 0..ROUNDS {
-        let kvm_host = boot(Carrier::Vmm, KvmHostChoice::Auto, &[], &mut within)?;
-        let choice = if kvm_host == KvmHost::Direct { KvmHostChoice::Auto } else { KvmHostChoice::Lab };
-        let stock = boot(Carrier::BesideQemu, choice, &[], &mut beside)?;
-        names = (kvm_host.to_string(), stock.to_string());
+    let mut within = Way::new(Carrier::Vmm, "vmm run");
+    let mut ways = vec![Way::new(Carrier::BesideQemu, "beside QEMU")];
+    if let Some(program) = env::var_os(CLOUD_HYPERVISOR) {
+        let carrier = Carrier::BesideCloudHypervisor(PathBuf::from(program));
+        ways.push(Way::new(carrier, "beside Cloud Hypervisor"));
     }
-    println!(
-        "\nGuests of 2 vCPUs, {ROUNDS} boots of each in turn:\n  vmm run    {}\n  vmm serve  {}\n",
-        names.0, names.1
-    );
-    println!("  {:28} {:>12} {:>12} {:>8}", "", "vmm run", "vmm serve", "ratio");
-    for (subject, row) in RATES {
-        let (run, serve) = (rate(&within, subject)?, rate(&beside, subject)?);
-        println!("  {row:28} {run:12.0} {serve:12.0} {:8.2}", serve / run);
+    for _ in 0..ROUNDS {
+        let kvm_host = boot(&within.carrier, KvmHostChoice::Auto, &[], &mut within.reported)?;
+        let choice = if kvm_host == KvmHost::Direct { KvmHostChoice::Auto } else { KvmHostChoice::Lab };
+        within.machine = kvm_host.to_string();
+        for way in &mut ways {
+            way.machine = boot(&way.carrier, choice, &[], &mut way.reported)?.to_string();
+        }
+    }
+    println!("\nGuests of 2 vCPUs, {ROUNDS} boots of each in turn:");
+    for way in [&within].into_iter().chain(&ways) {
+        println!("  {:24} {}", way.name, way.machine);
+    }
+    for way in &ways {
+        println!("\n  {:28} {:>12} {:>24} {:>8}", "", within.name, way.name, "ratio");
+        for (subject, row) in RATES {
+            let (run, serve) = (rate(&within.reported, subject)?, rate(&way.reported, subject)?);
+            println!("  {row:28} {run:12.0} {serve:24.0} {:8.2}", serve / run);
+        }
     }
     let mut emulated = Reported::new();
-    let stock = boot(Carrier::BesideEmulation, KvmHostChoice::Auto, &["-device", "edu"], &mut emulated)?;
+    let stock = boot(&Carrier::BesideEmulation, KvmHostChoice::Auto, &["-device", "edu"], &mut emulated)?;
     println!("\nAn access to a device from a guest of {stock}:\n");
     println!("  {:28} {:>12} {:>12}", "", "mean, µs", "least, µs");
     for (subject, row) in [("access-in-qemu", "QEMU's own device"), ("mark", "the device beside it")] {
@@ -69,9 +98,9 @@ fn measure() -> Result<(), String> {
 
 /// Boots a guest that measures, and adds its figures to `reported`.
 fn boot(
-    carrier: Carrier,
+    carrier: &Carrier,
     kvm_host: KvmHostChoice,
-    qemu_args: &[&str],
+    other_args: &[&str],
     reported: &mut Reported,
 ) -> Result<KvmHost, String> {
     let boot = Boot {
@@ -79,8 +108,8 @@ fn boot(
         programs: vec!["guest-tests".to_owned()],
         timeout: Duration::from_secs(600),
         kvm_host,
-        carrier,
-        qemu_args: qemu_args.iter().map(|&argument| argument.to_owned()).collect(),
+        carrier: carrier.clone(),
+        other_args: other_args.iter().map(|&argument| argument.to_owned()).collect(),
         ..Boot::default()
     };
     let outcome = boot.run().map_err(|error| chain(&error))?;

@@ -1,15 +1,16 @@
 //! Guests of a stock QEMU, with the device in a process of its own that QEMU reaches by vfio-user. The tests are those of
 //! the groups that run in this project's VMM. By default QEMU emulates the guests, so the groups run alike on every machine.
-//! With `VPMU_TEST_BESIDE_QEMU=kvm` the guests run on the lab's KVM.
+//! With `VPMU_TEST_BESIDE_QEMU=kvm` the guests run on the lab's KVM. With `VPMU_CLOUD_HYPERVISOR` they run in this program of
+//! Cloud Hypervisor there.
 
 mod life;
 
-use images::stock_qemu::Acceleration;
-use tests::guest::Refusal;
+use tests::guest::{OtherVmm, Refusal};
 
-const BOTH: &[Acceleration] = &[Acceleration::Tcg, Acceleration::Kvm];
-const EMULATED: &[Acceleration] = &[Acceleration::Tcg];
-const ON_KVM: &[Acceleration] = &[Acceleration::Kvm];
+const ALL: &[OtherVmm] = &[OtherVmm::QemuTcg, OtherVmm::QemuKvm, OtherVmm::CloudHypervisor];
+const EMULATED: &[OtherVmm] = &[OtherVmm::QemuTcg];
+const ON_QEMUS_KVM: &[OtherVmm] = &[OtherVmm::QemuKvm];
+const WITHOUT_STATISTICS: &[OtherVmm] = &[OtherVmm::QemuTcg, OtherVmm::CloudHypervisor];
 
 /// The events that the guest tests open by number fail with this.
 const NO_EVENT: &str = "No such file or directory (os error 2)";
@@ -21,6 +22,8 @@ const NO_SAMPLES: &str = "an attribute is not supported for this event";
 
 /// Events and traces of VM exits.
 const EXITS: &str = "an emulated guest has no VM exits, and only the VMM sees which of KVM's exits it handles";
+/// Halts, which KVM counts.
+const HALTS: &str = "an emulated guest has no VM exits, and Cloud Hypervisor does not open KVM's statistics";
 /// The exit engine, and what its samples have.
 const REGISTERS: &str = "only the VMM can stop a vCPU and read its registers and its guest's stack";
 /// Instruction pointers of marks.
@@ -31,57 +34,57 @@ const CLOCK_SAMPLES: &str = "the host's samples of an emulated guest have addres
 const TIMES: &str = "QEMU does not reveal the offset of an emulated TSC, so records have the host's time";
 
 mod counting {
-    use super::{BOTH, EMULATED, EXITS, NO_NAME, Refusal};
+    use super::{ALL, EXITS, HALTS, NO_NAME, Refusal, WITHOUT_STATISTICS};
 
     const REFUSED: &[Refusal] = &[
         Refusal {
             reason: EXITS,
             message: NO_NAME,
-            on: BOTH,
+            on: ALL,
             tests: &["all_exits_hold_those_of_the_vmm", "port_writes_count_exactly"],
         },
-        Refusal { reason: EXITS, message: NO_NAME, on: EMULATED, tests: &["halts_are_counted"] },
+        Refusal { reason: HALTS, message: NO_NAME, on: WITHOUT_STATISTICS, tests: &["halts_are_counted"] },
         Refusal {
             reason: EXITS,
             message: "is listed: false, expected true",
-            on: BOTH,
+            on: ALL,
             tests: &["exits_that_the_architecture_lacks_are_refused"],
         },
         Refusal {
             reason: "only the VMM sees when a vCPU enters and leaves its guest, so guest-time is not listed",
             message: NO_NAME,
-            on: BOTH,
+            on: ALL,
             tests: &["task_clock_agrees_with_guest_time"],
         },
     ];
 
-    tests::group!("counting", beside_qemu(REFUSED));
+    tests::group!("counting", beside(REFUSED));
 }
 
 mod flush {
-    use super::{BOTH, EXITS, NO_EVENT, REGISTERS, Refusal, UNSUPPORTED};
+    use super::{ALL, EXITS, NO_EVENT, REGISTERS, Refusal, UNSUPPORTED};
 
     const REFUSED: &[Refusal] = &[
-        Refusal { reason: EXITS, message: NO_EVENT, on: BOTH, tests: &["flush_publishes_a_piece_of_a_trace"] },
+        Refusal { reason: EXITS, message: NO_EVENT, on: ALL, tests: &["flush_publishes_a_piece_of_a_trace"] },
         Refusal {
             reason: REGISTERS,
             message: UNSUPPORTED,
-            on: BOTH,
+            on: ALL,
             tests: &["flush_writes_samples_of_the_exit_engine"],
         },
     ];
 
-    tests::group!("flush", beside_qemu(REFUSED));
+    tests::group!("flush", beside(REFUSED));
 }
 
 mod output {
-    use super::{BOTH, EMULATED, EXITS, MARKS_IP, NO_EVENT, REGISTERS, Refusal, TIMES, UNSUPPORTED};
+    use super::{ALL, EMULATED, EXITS, MARKS_IP, NO_EVENT, REGISTERS, Refusal, TIMES, UNSUPPORTED};
 
     const REFUSED: &[Refusal] = &[
         Refusal {
             reason: EXITS,
             message: NO_EVENT,
-            on: BOTH,
+            on: ALL,
             tests: &[
                 "all_fields_together_are_true",
                 "chain_has_the_requested_length",
@@ -96,7 +99,7 @@ mod output {
         Refusal {
             reason: REGISTERS,
             message: UNSUPPORTED,
-            on: BOTH,
+            on: ALL,
             tests: &[
                 "big_ring_fills_before_it_loses",
                 "chain_continues_through_the_kernel",
@@ -112,13 +115,13 @@ mod output {
         Refusal {
             reason: REGISTERS,
             message: "errno for a chain of 127: Some(95)",
-            on: BOTH,
+            on: ALL,
             tests: &["registers_and_stacks_that_cannot_be_are_refused"],
         },
         Refusal {
             reason: MARKS_IP,
             message: "samples of user and kernel mode: (20, 0)",
-            on: BOTH,
+            on: ALL,
             tests: &["excluded_mode_is_not_counted"],
         },
         Refusal {
@@ -133,49 +136,49 @@ mod output {
         },
     ];
 
-    tests::group!("output", with_files(crate::output::reader), beside_qemu(REFUSED));
+    tests::group!("output", with_files(crate::output::reader), beside(REFUSED));
 }
 
 mod permissions {
-    use super::{BOTH, EXITS, REGISTERS, Refusal, UNSUPPORTED};
+    use super::{ALL, EXITS, REGISTERS, Refusal, UNSUPPORTED};
 
     const REFUSED: &[Refusal] = &[
         Refusal {
             reason: EXITS,
             message: "errno for exits of its own",
-            on: BOTH,
+            on: ALL,
             tests: &["open_by_nobody_at_each_level_answers_as_perf_does"],
         },
         Refusal {
             reason: REGISTERS,
             message: "errno for call chains of the kernel at level 1: Some(95)",
-            on: BOTH,
+            on: ALL,
             tests: &["kernel_sampled_without_perfmon_at_level_2_is_refused"],
         },
         Refusal {
             reason: REGISTERS,
             message: UNSUPPORTED,
-            on: BOTH,
+            on: ALL,
             tests: &["registers_in_a_locked_down_kernel_are_refused"],
         },
     ];
 
-    tests::group!("permissions", beside_qemu(REFUSED));
+    tests::group!("permissions", beside(REFUSED));
 }
 
 mod persistent {
-    tests::group!("persistent", with_files(images::third_party::perf), beside_qemu(&[]));
+    tests::group!("persistent", with_files(images::third_party::perf), beside(&[]));
 }
 
 mod sampling {
-    use super::{BOTH, CLOCK_SAMPLES, EMULATED, EXITS, MARKS_IP, NO_NAME, NO_SAMPLES, Refusal, TIMES};
+    use super::{ALL, CLOCK_SAMPLES, EMULATED, EXITS, MARKS_IP, NO_NAME, NO_SAMPLES, Refusal, TIMES};
 
     const REFUSED: &[Refusal] = &[
-        Refusal { reason: EXITS, message: NO_NAME, on: BOTH, tests: &["exits_sample_exactly"] },
+        Refusal { reason: EXITS, message: NO_NAME, on: ALL, tests: &["exits_sample_exactly"] },
         Refusal {
             reason: MARKS_IP,
             message: "the IP 0x0 of a sample",
-            on: BOTH,
+            on: ALL,
             tests: &["samples_name_task_and_address"],
         },
         Refusal {
@@ -192,17 +195,19 @@ mod sampling {
         },
     ];
 
-    tests::group!("sampling", beside_qemu(REFUSED));
+    tests::group!("sampling", beside(REFUSED));
 }
 
 mod trigger {
-    use super::{BOTH, CLOCK_SAMPLES, EMULATED, EXITS, NO_EVENT, ON_KVM, Refusal, UNSUPPORTED};
+    use super::{
+        ALL, CLOCK_SAMPLES, EMULATED, EXITS, NO_EVENT, ON_QEMUS_KVM, Refusal, UNSUPPORTED, WITHOUT_STATISTICS,
+    };
 
     const REFUSED: &[Refusal] = &[
         Refusal {
             reason: EXITS,
             message: NO_EVENT,
-            on: BOTH,
+            on: ALL,
             tests: &[
                 "both_ends_are_closed_at_once",
                 "exits_bound_regions",
@@ -214,15 +219,20 @@ mod trigger {
             ],
         },
         Refusal { reason: CLOCK_SAMPLES, message: UNSUPPORTED, on: EMULATED, tests: &["clock_is_started_and_stopped"] },
-        Refusal { reason: EXITS, message: NO_EVENT, on: EMULATED, tests: &["page_does_not_change_outside_a_region"] },
+        Refusal {
+            reason: EXITS,
+            message: NO_EVENT,
+            on: WITHOUT_STATISTICS,
+            tests: &["page_does_not_change_outside_a_region"],
+        },
         Refusal {
             reason: "the lab's processor takes a task register that QEMU has restored, which is busy, for none, and refuses \
                      a program's port writes",
             message: "signal 11",
-            on: ON_KVM,
+            on: ON_QEMUS_KVM,
             tests: &["page_does_not_change_outside_a_region"],
         },
     ];
 
-    tests::group!("trigger", beside_qemu(REFUSED));
+    tests::group!("trigger", beside(REFUSED));
 }

@@ -45,6 +45,7 @@ pub(crate) fn run() -> ExitCode {
 
 fn measure() -> Outcome {
     let device = Device::open()?;
+    let cpus = thread::available_parallelism()?.get();
     cpu::pin(0)?;
     if let Some(address) = address_of_edu()? {
         access_in_qemu(address)?;
@@ -52,7 +53,7 @@ fn measure() -> Outcome {
     marks(&device)?;
     reads(&device)?;
     samples(&device)?;
-    for cpus in [1, 2] {
+    for cpus in 1..=cpus.min(2) {
         switches(&device, cpus)?;
     }
     Ok(())

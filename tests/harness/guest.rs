@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
+use std::ffi::OsString;
 use std::io::{Write, stderr};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -12,7 +14,6 @@ use guest_tests::wire::{self, Verdict};
 use images::cache::Cache;
 use images::kernel::DEFAULT_SERIES;
 use images::programs::Programs;
-use images::stock_qemu::Acceleration;
 use images::third_party::{self, Files, ThirdPartyError};
 use images::{Arch, Boot, Carrier, Debug, Error as BootError, KvmHostChoice, Sources};
 use vpmu_errors::chain;
@@ -33,6 +34,9 @@ const ARCH: &str = "VPMU_TEST_ARCH";
 /// The environment variable that selects how QEMU runs the guests of groups that are beside it: `tcg`, the default, or
 /// `kvm` for the lab's KVM.
 const BESIDE: &str = "VPMU_TEST_BESIDE_QEMU";
+/// The environment variable that names a program of Cloud Hypervisor. If it is set, the groups beside QEMU are beside this
+/// program instead, on the lab's KVM.
+const CLOUD_HYPERVISOR: &str = "VPMU_CLOUD_HYPERVISOR";
 /// The time limit of a boot with a checker, which makes the guest many times slower.
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
 /// Additional guest memory in MiB that a checker needs, for example for KASAN's shadow memory and for the metadata of
@@ -70,6 +74,17 @@ fn verdicts_until(error: &BootError) -> Option<BTreeMap<String, (u64, Verdict)>>
     Some(verdicts)
 }
 
+/// The VMM that runs the guests of groups beside whose VMM the device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherVmm {
+    /// A stock QEMU that emulates its guests.
+    QemuTcg,
+    /// A stock QEMU on the lab's KVM.
+    QemuKvm,
+    /// Cloud Hypervisor on the lab's KVM.
+    CloudHypervisor,
+}
+
 /// Tests of a group that must fail on the group's machine, all for one reason.
 #[derive(Debug)]
 pub struct Refusal {
@@ -77,8 +92,8 @@ pub struct Refusal {
     pub reason: &'static str,
     /// A part of each test's failure message, which shows that the test failed for this reason.
     pub message: &'static str,
-    /// How QEMU runs the guests in which the tests fail.
-    pub on: &'static [Acceleration],
+    /// The VMMs in whose guests the tests fail.
+    pub on: &'static [OtherVmm],
     /// The tests' names.
     pub tests: &'static [&'static str],
 }
@@ -93,7 +108,8 @@ pub struct Group {
     vmm_args: &'static [&'static str],
     append: &'static str,
     kvm_host: KvmHostChoice,
-    carrier: Carrier,
+    /// Whether the device is in a process of its own, beside another VMM.
+    beside: bool,
     /// The tests that must fail.
     refused: &'static [Refusal],
     /// The number of vCPUs, if not the usual number.
@@ -115,7 +131,7 @@ impl Group {
             vmm_args: UNTHROTTLED,
             append: "",
             kvm_host: KvmHostChoice::Auto,
-            carrier: Carrier::Vmm,
+            beside: false,
             refused: &[],
             vcpus: None,
             arch: Arch::X86_64,
@@ -190,11 +206,11 @@ impl Group {
         self.on_x86_64()
     }
 
-    /// Runs the group in a guest of a stock QEMU, with the device in a process of its own. That process cannot do
-    /// everything that the VMM does, so the tests in `refused` must fail.
+    /// Runs the group in a guest of another VMM, by default a stock QEMU, with the device in a process of its own. That
+    /// process cannot do everything that the VMM does, so the tests in `refused` must fail.
     #[must_use]
-    pub const fn beside_qemu(mut self, refused: &'static [Refusal]) -> Self {
-        self.carrier = Carrier::BesideEmulation;
+    pub const fn beside(mut self, refused: &'static [Refusal]) -> Self {
+        self.beside = true;
         self.refused = refused;
         self.on_x86_64()
     }
@@ -229,8 +245,8 @@ impl Group {
 
     /// The tests that must fail on the selected machine.
     fn refusals(&self) -> Result<impl Iterator<Item = &'static Refusal>, String> {
-        let acceleration = beside(env::var(BESIDE).ok().as_deref())?;
-        Ok(self.refused.iter().filter(move |refusal| refusal.on.contains(&acceleration)))
+        let (other, _) = asked_other()?;
+        Ok(self.refused.iter().filter(move |refusal| refusal.on.contains(&other)))
     }
 
     /// Returns an error if the group refuses a test that is not one of `listed`, or refuses a test twice.
@@ -325,13 +341,23 @@ fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
         .ok_or_else(|| format!("{ARCH}={wanted}: expected x86_64 or aarch64"))
 }
 
-/// Returns how QEMU runs the guests of groups that are beside it.
-fn beside(wanted: Option<&str>) -> Result<Acceleration, String> {
-    match wanted {
-        None | Some("tcg") => Ok(Acceleration::Tcg),
-        Some("kvm") => Ok(Acceleration::Kvm),
-        Some(other) => Err(format!("{BESIDE}={other}: expected tcg or kvm")),
+/// Returns the VMM of groups that are beside one, and what carries their device. `qemu` selects how QEMU runs the guests,
+/// and `cloud_hypervisor` is a program to use instead.
+fn other(qemu: Option<&str>, cloud_hypervisor: Option<OsString>) -> Result<(OtherVmm, Carrier), String> {
+    match (qemu, cloud_hypervisor) {
+        (Some(_), Some(_)) => Err(format!("{BESIDE} and {CLOUD_HYPERVISOR} select different VMMs: unset one of them")),
+        (None, Some(program)) => {
+            Ok((OtherVmm::CloudHypervisor, Carrier::BesideCloudHypervisor(PathBuf::from(program))))
+        }
+        (None | Some("tcg"), None) => Ok((OtherVmm::QemuTcg, Carrier::BesideEmulation)),
+        (Some("kvm"), None) => Ok((OtherVmm::QemuKvm, Carrier::BesideQemu)),
+        (Some(other), None) => Err(format!("{BESIDE}={other}: expected tcg or kvm")),
     }
+}
+
+/// Returns [`other`] as the environment selects it.
+fn asked_other() -> Result<(OtherVmm, Carrier), String> {
+    other(env::var(BESIDE).ok().as_deref(), env::var_os(CLOUD_HYPERVISOR))
 }
 
 /// Returns the architecture that the environment selects, or `own` if it selects none.
@@ -348,9 +374,10 @@ fn run(group: &Group) -> Result<Booted, String> {
     if group.with_kernel {
         files.extend(third_party::kernel(&sources).map_err(|error| chain(&error))?);
     }
-    let (carrier, kvm_host) = match (group.carrier, beside(env::var(BESIDE).ok().as_deref())?) {
-        (Carrier::BesideEmulation, Acceleration::Kvm) => (Carrier::BesideQemu, KvmHostChoice::Lab),
-        (carrier, _) => (carrier, group.kvm_host),
+    let (carrier, kvm_host) = match group.beside.then(asked_other).transpose()? {
+        None => (Carrier::Vmm, group.kvm_host),
+        Some((OtherVmm::QemuTcg, carrier)) => (carrier, group.kvm_host),
+        Some((_, carrier)) => (carrier, KvmHostChoice::Lab),
     };
     let more = third_party::memory_mib(&files);
     let usual = Boot::default();
@@ -428,10 +455,13 @@ mod tests {
     }
 
     #[test]
-    fn guests_beside_qemu_are_emulated_unless_the_environment_selects_kvm() {
-        assert_eq!(beside(None), Ok(Acceleration::Tcg));
-        assert_eq!(beside(Some("kvm")), Ok(Acceleration::Kvm));
-        assert!(beside(Some("hvf")).unwrap_err().contains(BESIDE));
+    fn other_vmm_is_an_emulating_qemu_unless_the_environment_selects_another() {
+        assert_eq!(other(None, None), Ok((OtherVmm::QemuTcg, Carrier::BesideEmulation)));
+        assert_eq!(other(Some("kvm"), None), Ok((OtherVmm::QemuKvm, Carrier::BesideQemu)));
+        assert!(other(Some("hvf"), None).unwrap_err().contains(BESIDE));
+        let cloud = Carrier::BesideCloudHypervisor("/c".into());
+        assert_eq!(other(None, Some("/c".into())), Ok((OtherVmm::CloudHypervisor, cloud)));
+        assert!(other(Some("kvm"), Some("/c".into())).unwrap_err().contains(CLOUD_HYPERVISOR));
     }
 
     #[test]
@@ -467,14 +497,13 @@ mod tests {
         assert!(check(&[]).unwrap_err().contains("first"));
     }
 
-    const BOTH: &[Acceleration] = &[Acceleration::Tcg, Acceleration::Kvm];
-    const REFUSALS: &[Refusal] =
-        &[Refusal { reason: "no engine", message: "os error 95", on: BOTH, tests: &["first"] }];
+    const ALL: &[OtherVmm] = &[OtherVmm::QemuTcg, OtherVmm::QemuKvm, OtherVmm::CloudHypervisor];
+    const REFUSALS: &[Refusal] = &[Refusal { reason: "no engine", message: "os error 95", on: ALL, tests: &["first"] }];
 
     #[test]
     fn refused_test_must_fail_in_the_expected_way() {
         let check = |verdict: &str| {
-            let group = Group::new("group").beside_qemu(REFUSALS);
+            let group = Group::new("group").beside(REFUSALS);
             let output = format!("@test first 3 {verdict}\n");
             let booted = Booted { kernel: "6.1".into(), kvm_host: "QEMU".into(), verdicts: verdicts(&output), output };
             group.booted.set(Ok(booted)).unwrap();
@@ -488,11 +517,11 @@ mod tests {
     #[test]
     fn refusal_of_unknown_test_or_same_test_twice_is_an_error() {
         let listed = ["first".to_owned()];
-        assert_eq!(Group::new("group").beside_qemu(REFUSALS).check_refusals(&listed), Ok(()));
-        let unknown = Group::new("group").beside_qemu(REFUSALS).check_refusals(&[]).unwrap_err();
+        assert_eq!(Group::new("group").beside(REFUSALS).check_refusals(&listed), Ok(()));
+        let unknown = Group::new("group").beside(REFUSALS).check_refusals(&[]).unwrap_err();
         assert!(unknown.contains("first"), "{unknown}");
-        const TWICE: &[Refusal] = &[Refusal { reason: "", message: "", on: BOTH, tests: &["first", "first"] }];
-        let twice = Group::new("group").beside_qemu(TWICE).check_refusals(&listed).unwrap_err();
+        const TWICE: &[Refusal] = &[Refusal { reason: "", message: "", on: ALL, tests: &["first", "first"] }];
+        let twice = Group::new("group").beside(TWICE).check_refusals(&listed).unwrap_err();
         assert!(twice.ends_with("first twice"), "{twice}");
     }
 

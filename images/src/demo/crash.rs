@@ -36,7 +36,7 @@ const LAB_SYMBOLS: &str = "guest/System.map";
 /// [`DemoError`]: the recording cannot be read, or lacks marks.
 pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
     let (choice, lab) = match kvm_host {
-        KvmHost::Direct | KvmHost::BesideQemu { .. } => (KvmHostChoice::Direct, false),
+        KvmHost::Direct | KvmHost::Beside { .. } => (KvmHostChoice::Direct, false),
         KvmHost::Lab { .. } => (KvmHostChoice::Lab, true),
     };
     println!("\nThe last part: a guest panics, and the host reads the guest's flight recorder");

@@ -52,7 +52,7 @@ impl Guest {
             carrier: Carrier::BesideEmulation,
             programs: vec!["guest-tests".to_owned()],
             vmm_args: ["--ctl".to_owned(), path("first")].into(),
-            qemu_args: [
+            other_args: [
                 "-qmp".to_owned(),
                 format!("unix:{},server=on,wait=off", path("qmp")),
                 "-serial".to_owned(),
