@@ -15,8 +15,9 @@ use super::threads::{VcpuThreads, Vmm};
 
 /// Bytes of a line of `/proc/PID/task/TID/syscall`.
 const LINE: usize = 256;
-/// Longest time until a vCPU that has sent a message waits for the answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Longest time until a vCPU that has sent a message waits for the answer. A host that is short of processors may run the
+/// vCPU's thread this late, and a mark that is given up is lost. QEMU waits 5 s.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How to find the vCPU of a store.
 #[derive(Debug)]
@@ -210,6 +211,39 @@ mod tests {
         }
     }
 
+    /// Starts a thread that does `act`, which waits for the VMM's end `stream`. Returns the thread's id.
+    fn vcpu<'scope>(
+        scope: &'scope thread::Scope<'scope, '_>,
+        mut stream: UnixStream,
+        act: impl FnOnce(&mut UnixStream) + Send + 'scope,
+    ) -> i32 {
+        let (tell, told) = mpsc::channel();
+        scope.spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get()).expect("awaited");
+            act(&mut stream);
+        });
+        told.recv().expect("a thread")
+    }
+
+    fn wait(stream: &mut UnixStream) {
+        stream.read_exact(&mut [0]).expect_err("no answer");
+    }
+
+    /// The doorbell of a Cloud Hypervisor that is this process and has these vCPUs.
+    fn cloud_hypervisors(ids: Vec<i32>, device: &UnixStream) -> Doorbell {
+        let process = rustix::process::getpid();
+        let own = process.as_raw_nonzero().get();
+        let threads = VcpuThreads { process: own, vmm: Vmm::CloudHypervisor, ids };
+        Doorbell::new(&threads, process, device).expect("found")
+    }
+
+    /// The marks that the device counts for a store of 7.
+    fn marks_of(doorbell: &mut Doorbell) -> Vec<(usize, u32)> {
+        let mut marks = Vec::new();
+        doorbell.marks(7, |vcpu, value| marks.push((vcpu, value)));
+        marks
+    }
+
     /// Connects this process to a new socket at `path`, as a VMM does to a device. Returns the VMM's end and the device's.
     fn connected(path: &Path) -> (UnixStream, UnixStream) {
         let listener = UnixListener::bind(path).expect("a socket");
@@ -222,27 +256,12 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let (vmms, device) = connected(&directory.path().join("pmu"));
         let (vmms_other, _other) = connected(&directory.path().join("other"));
-        let (tell, told) = mpsc::channel();
-        let vcpu = |mut stream: UnixStream| {
-            let tell = tell.clone();
-            move || {
-                tell.send(rustix::thread::gettid().as_raw_nonzero().get()).expect("awaited");
-                stream.read_exact(&mut [0]).expect_err("no answer");
-            }
-        };
         let ends = [&vmms_other, &vmms].map(|stream| stream.try_clone().expect("a descriptor"));
         let fds = [&vmms, &ends[1]].map(AsRawFd::as_raw_fd);
         thread::scope(|scope| {
-            let ids = ends.map(|stream| {
-                scope.spawn(vcpu(stream));
-                told.recv().expect("a thread")
-            });
-            let process = rustix::process::getpid();
-            let own = process.as_raw_nonzero().get();
-            let threads = VcpuThreads { process: own, vmm: Vmm::CloudHypervisor, ids: ids.into() };
-            let mut doorbell = Doorbell::new(&threads, process, &device).expect("found");
-            let mut marks = Vec::new();
-            doorbell.marks(7, |vcpu, value| marks.push((vcpu, value)));
+            let ids = ends.map(|stream| vcpu(scope, stream, wait));
+            let mut doorbell = cloud_hypervisors(ids.into(), &device);
+            let marks = marks_of(&mut doorbell);
             for stream in [&vmms, &vmms_other] {
                 stream.shutdown(Shutdown::Both).expect("connected");
             }
@@ -250,6 +269,23 @@ mod tests {
             let Doorbell::Waiting(_, Wait::Read(mut found)) = doorbell else { panic!("{doorbell:?}") };
             found.sort_unstable();
             assert_eq!(found, fds);
+        });
+    }
+
+    #[test]
+    fn mark_of_a_vcpu_that_the_host_runs_late_is_counted() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (vmms, device) = connected(&directory.path().join("pmu"));
+        thread::scope(|scope| {
+            let end = vmms.try_clone().expect("a descriptor");
+            let late = vcpu(scope, end, |stream| {
+                thread::sleep(Duration::from_secs(1));
+                wait(stream);
+            });
+            let other = rustix::thread::gettid().as_raw_nonzero().get();
+            let marks = marks_of(&mut cloud_hypervisors(vec![other, late], &device));
+            vmms.shutdown(Shutdown::Both).expect("connected");
+            assert_eq!(marks, [(1, 7)]);
         });
     }
 }
