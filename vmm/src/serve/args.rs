@@ -45,7 +45,8 @@ not find these events. Each notification takes two switches of threads more than
 
 The socket takes one connection, of a process of the same user or of root, and is then removed. When the VMM ends or \
 unplugs the device, the records of persistent events are written, and this process ends. If this process ends first, the \
-guest continues without a PMU: unplug the device and plug it again with a new process.
+guest continues without a PMU: unbind its driver, and plug a second device with a new process. Do not unplug the first \
+one from QEMU: version 11.1.3 aborts.
 
 Exit status:
   0  the VMM has ended the connection      6  ended by a signal
