@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use perf_event_open_sys::bindings::perf_event_attr;
+use perf_event_open_sys::bindings::{PERF_TYPE_SOFTWARE, perf_event_attr};
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::TIME;
@@ -62,8 +62,8 @@ fn links_that_cannot_be_are_refused() -> Outcome {
     let null = File::open("/dev/null")?;
     both(&starter, null.as_raw_fd(), libc::EBADF, "a file that is not an event's")?;
     both(&starter, device.as_raw_fd(), libc::EBADF, "the device")?;
-    let core = kernels(&inside(&device), HERE)?;
-    both(&starter, core.as_raw_fd(), libc::EBADF, "an event of the guest's kernel")?;
+    let clock = kernels(&perf_event_attr { type_: PERF_TYPE_SOFTWARE, config: 0, ..inside(&device) }, HERE)?;
+    both(&starter, clock.as_raw_fd(), libc::EBADF, "an event of the guest's kernel")?;
     // The refused requests have left no link.
     starter.starts(target.as_raw_fd())?;
     starter.stops(target.as_raw_fd())?;
