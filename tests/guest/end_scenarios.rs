@@ -103,6 +103,8 @@ fn close(count: usize) -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     cpu::keep()?;
+    // Each event has a descriptor of perf and one of its ring.
+    os::allow_descriptors(4096)?;
     let mut groups = Vec::new();
     for first in (0..count).step_by(CLOSED_GROUP) {
         let leader = device.open_event(&device.attr(KIND_MARK, OWN_VALUE), How::OWN)?;
