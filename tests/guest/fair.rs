@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
@@ -111,11 +111,12 @@ fn attacker(shared: &SharedWords, open: impl FnOnce(&Device) -> Fallible<(Vec<Ev
     let device = Device::open()?;
     let (events, mut ring) = open(&device)?;
     shared.store(OPENED, 1 + events.len() as u64);
+    let leader = events.first().ok_or("no events")?;
     for slice in 0..SLICES {
         shared.store(NOW, slice as u64);
         for phase in [WITHOUT, WITH] {
-            for event in events.iter().filter(|_| phase == WITH) {
-                event.enable(0)?;
+            if phase == WITH {
+                leader.enable(0)?;
             }
             shared.store(PHASE, phase);
             let begin = Instant::now();
@@ -125,8 +126,8 @@ fn attacker(shared: &SharedWords, open: impl FnOnce(&Device) -> Fallible<(Vec<Ev
                 ring.skip();
             }
             shared.store(PHASE, WAIT);
-            for event in events.iter().filter(|_| phase == WITH) {
-                event.disable(0)?;
+            if phase == WITH {
+                leader.disable(0)?;
             }
         }
     }
@@ -183,14 +184,17 @@ fn victim_keeps(
     Ok(())
 }
 
-/// Opens at most `count` events of this task that sample each mark to one ring, and wake its readers each time.
+/// Opens at most `count` events of this task that sample each mark to one ring, and wake its readers each time. They are
+/// one group, which starts with its leader: when one event of a task is enabled, perf core schedules all of them anew.
 fn to_one_ring(device: &Device, count: usize) -> Fallible<(Vec<Event>, Pages)> {
     let attr = waking(device.marks(MARK_ANY, 1, IP), 1);
     let first = device.open_event(&attr, How::OWN)?;
     let ring = Pages::map(&first, 128, READ_WRITE)?;
     let mut events = vec![first];
+    let mut member = attr;
+    member.set_disabled(0);
     while events.len() < count {
-        let event = match device.open_event(&attr, How::OWN) {
+        let event = match device.open_event(&member, How::OWN.led_by(events[0].as_fd())) {
             // The limit for programs without privileges.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => break,
             event => event?,
