@@ -1,4 +1,5 @@
-//! What the VMM's process has: KVM's statistics of its vCPUs, the offsets of their TSCs, and its end of the connection.
+//! What is read of the VMM's process: KVM's statistics of its vCPUs, the offsets of their TSCs, and its end of the
+//! connection.
 
 use std::fs;
 use std::io;
