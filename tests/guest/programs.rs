@@ -138,6 +138,22 @@ fn stat_names_what_it_does_not_know() -> Outcome {
     Ok(())
 }
 
+/// While the command stops vperf, its ring becomes full and stays full to the end.
+#[apply(guest_test)]
+fn record_reports_the_samples_lost_at_the_end() -> Outcome {
+    let burst = "kill -STOP $PPID; guest-tests mark 3 400; kill -CONT $PPID";
+    let args = ["record", "-e", "mark=3", "-c", "1", "-m", "1", "-o", "/tmp/burst.vperf", "--", "sh", "-c", burst];
+    let output = vperf_succeeds(&args)?;
+    let said = text(&output.stderr);
+    let numbers: Vec<u64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [written, lost, ..] = numbers[..] else {
+        return Err(format!("no numbers of samples: {said}").into());
+    };
+    ensure!(lost > 0, "400 samples fit into a page: {said}");
+    ensure_eq!(written + lost, 400, "samples written and lost: {said}");
+    Ok(())
+}
+
 #[apply(guest_test)]
 fn record_and_report_find_the_hot_function() -> Outcome {
     let file = "/tmp/hot.vperf";

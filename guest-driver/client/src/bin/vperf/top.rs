@@ -166,12 +166,13 @@ impl Top<'_> {
                 break;
             }
             if woken == Woken::End {
-                // Read each event, so that the device writes the event's pending record of lost
-                // samples. Ignore failed reads: an event in the error state cannot be read, but it
-                // has no pending record.
                 session.stop(opened)?;
+                self.drain()?;
+                // Flush each event, so that the device writes the event's pending record of lost
+                // samples, for which the ring now has space. Ignore failed flushes: an event in the
+                // error state cannot be flushed, but it has no pending record.
                 for opened in opened {
-                    let _ = opened.event.read();
+                    let _ = opened.event.flush();
                 }
                 self.drain()?;
             }

@@ -216,9 +216,10 @@ impl<'a> Recording<'a> {
     /// Stops the measurement and writes the rest of the recording; returns the exit code.
     pub(crate) fn finish(mut self, opened: &[Opened], session: Session) -> Result<u8, RecordingError> {
         session.stop(opened)?;
-        // Reading an event makes the device publish the event's trace, and write the record of lost
-        // samples if the ring had no space for it before.
-        let dead = first_error(opened.iter().map(|o| (o.index, o.event.read())));
+        self.drain()?;
+        // The rings now have space for the record of lost samples. A flush makes the device write it,
+        // and publish the event's trace.
+        let dead = first_error(opened.iter().map(|o| (o.index, o.event.flush())));
         self.drain()?;
         self.take_snapshots()?;
         self.account()?;
