@@ -419,17 +419,19 @@ static bool event_asks_spent(struct vpmu_vcpu *vcpu, struct perf_event *event,
 	return own->limit_hit;
 }
 
-static void event_spent_here(struct vpmu_vcpu *vcpu, struct perf_event *event,
+/* Returns false if the event goes on. */
+static bool event_spent_here(struct vpmu_vcpu *vcpu, struct perf_event *event,
 			     struct vpmu_event *own)
 {
 	if (!own->id || !event_asks_spent(vcpu, event, own))
-		return;
+		return true;
 	if (event_take_back(event, own)) {
 		event_grant(vcpu, event, own);
 		vpmu_vcpu_flush(vcpu);
-		return;
+		return false;
 	}
 	perf_core_disable_now(event);
+	return true;
 }
 
 /**
@@ -439,29 +441,28 @@ static void event_spent_here(struct vpmu_vcpu *vcpu, struct perf_event *event,
  * @event: the event that was opened, kept alive by the caller. Interrupts are off;
  *         perf core disables the event when they are on again
  *
- * Does nothing if more overflows have been allowed since by the ring descriptor. If
- * that was by the descriptor from perf_event_open(2), the event goes on, without the
- * overflows in between: perf core does not call the PMU when that changes the limit
- * of an active event.
+ * Does not disable the event if more overflows have been allowed since by the ring
+ * descriptor. If that was by the descriptor from perf_event_open(2), the event goes on,
+ * without the overflows in between: perf core does not call the PMU when that changes
+ * the limit of an active event.
  *
- * Return: false if the event is not active on this CPU; call vpmu_event_spent().
+ * Return: 1 if the limit was used up; 0 if the event goes on; -EAGAIN if the event is
+ * not active on this CPU: call vpmu_event_spent().
  */
-bool vpmu_event_spent_here(struct perf_event *event)
+int vpmu_event_spent_here(struct perf_event *event)
 {
 	struct perf_event_context *ctx = perf_core_context(event);
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
-	bool here;
+	int ret = -EAGAIN;
 
 	if (!ctx || !vcpu)
-		return false;
+		return ret;
 	perf_core_lock(ctx);
-	here = event->state == PERF_EVENT_STATE_ACTIVE &&
-	       perf_core_cpu(event) == smp_processor_id();
-	if (here)
-		event_spent_here(vcpu, event, own);
+	if (event->state == PERF_EVENT_STATE_ACTIVE && perf_core_cpu(event) == smp_processor_id())
+		ret = event_spent_here(vcpu, event, own);
 	perf_core_unlock(ctx);
-	return here;
+	return ret;
 }
 
 /**
@@ -469,27 +470,30 @@ bool vpmu_event_spent_here(struct perf_event *event)
  *                      this CPU
  * @event: the event; sleeps. Calls of this function and of vpmu_event_refresh() do
  *         not overlap
+ *
+ * Return: false if the event goes on.
  */
-void vpmu_event_spent(struct perf_event *event)
+bool vpmu_event_spent(struct perf_event *event)
 {
 	struct perf_event_context *ctx = perf_core_context(event);
 	struct vpmu_event *own = event->pmu_private;
-	bool again;
+	bool goes_on, enabled;
 
 	/* The answer shows whether the event is still disabled. */
 	if (vpmu_call_event(event, VPMU_COMMAND_READ, 0) || !READ_ONCE(own->limit_hit))
-		return;
+		return true;
 	perf_event_disable(event);
 	perf_core_lock_irq(ctx);
-	again = event_take_back(event, own);
+	goes_on = event_take_back(event, own);
 	/* The program may have enabled the event in between. */
-	again |= event->state >= PERF_EVENT_STATE_INACTIVE;
+	enabled = event->state >= PERF_EVENT_STATE_INACTIVE;
 	perf_core_unlock_irq(ctx);
-	if (!again)
-		return;
+	if (!goes_on && !enabled)
+		return true;
 	/* Let perf core call the PMU, which then grants the overflows. */
 	perf_event_disable(event);
 	perf_event_enable(event);
+	return !goes_on;
 }
 
 /**

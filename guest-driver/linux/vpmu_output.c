@@ -377,13 +377,15 @@ static int output_take_signal(struct vpmu_waiters *waiters)
 static void output_spent(struct vpmu_file *file)
 {
 	u32 limits = file->waiters.limits;
+	int spent = vpmu_event_spent_here(file->event);
 
-	if (!vpmu_event_spent_here(file->event)) {
+	if (spent < 0) {
 		schedule_work(&file->waiters.limit);
 		return;
 	}
 	file->waiters.limits = 0;
-	output_wakeup(file, &file->waiters.hup, limits);
+	if (spent)
+		output_wakeup(file, &file->waiters.hup, limits);
 }
 
 /* Sends one signal. Returns false if no signal is due. */
@@ -443,11 +445,12 @@ bool vpmu_output_deliver(struct vpmu_vcpu *vcpu)
  * vpmu_output_limit() - wake and signal programs after the last overflow that
  *                       PERF_EVENT_IOC_REFRESH allowed
  * @file: the event's file; perf core has disabled the event. Sleeps
+ * @spent: the limit was used up; otherwise the event goes on, and nobody is woken
  */
-void vpmu_output_limit(struct vpmu_file *file)
+void vpmu_output_limit(struct vpmu_file *file, bool spent)
 {
 	spin_lock_irq(&file->dev->lookup.lock);
-	if (file->waiters.limits && !READ_ONCE(file->closed))
+	if (spent && file->waiters.limits && !READ_ONCE(file->closed))
 		output_wakeup(file, &file->waiters.hup, file->waiters.limits);
 	file->waiters.limits = 0;
 	spin_unlock_irq(&file->dev->lookup.lock);

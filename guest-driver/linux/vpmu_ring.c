@@ -926,12 +926,13 @@ static void file_limit(struct work_struct *work)
 {
 	struct vpmu_file *file = container_of(work, struct vpmu_file, waiters.limit);
 	struct perf_event *event = READ_ONCE(file->event);
+	bool spent = true;
 
 	mutex_lock(&file->waiters.refresh);
 	if (event)
-		vpmu_event_spent(event);
+		spent = vpmu_event_spent(event);
 	mutex_unlock(&file->waiters.refresh);
-	vpmu_output_limit(file);
+	vpmu_output_limit(file, spent);
 }
 
 /**

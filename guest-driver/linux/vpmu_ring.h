@@ -178,7 +178,7 @@ void vpmu_output_ended(struct vpmu_file *file);
 __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told);
 void vpmu_output_gone(struct vpmu_file *file);
 void vpmu_output_forget(struct vpmu_file *file);
-void vpmu_output_limit(struct vpmu_file *file);
+void vpmu_output_limit(struct vpmu_file *file, bool spent);
 void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
 
 #endif /* _VPMU_RING_H */
