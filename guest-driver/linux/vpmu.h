@@ -306,7 +306,8 @@ struct vpmu_life {
  *           has no CPU PMU
  * @persistent: persistent events, and the PMU persistent
  * @misc: /dev/vpmu
- * @unprivileged: number of open events that vpmu_permission_charge() has charged
+ * @unprivileged: number of open events charged to the share of programs without
+ *                CAP_PERFMON
  * @lookup: events by id
  * @output_lock: protects rings, their mappings and the events that write to
  *               them: vpmu_file::output and struct vpmu_ring; sleeps

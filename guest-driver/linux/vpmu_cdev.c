@@ -97,7 +97,7 @@ static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 	perf_event_read_value(event, &enabled, &running);
 	if (own->sampler)
 		vpmu_sampling_flush(own);
-	return own->unpaid_ns == U64_MAX ? -EIO : 0;
+	return own->unpaid_ns == VPMU_OWED_ALL ? -EIO : 0;
 }
 
 /* The event's id on the device */

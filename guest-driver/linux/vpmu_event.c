@@ -25,49 +25,10 @@
 
 static int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
 
-/*
- * The share of the device's events for programs without CAP_PERFMON. perf core
- * decides which events a program may open.
- */
-
 static unsigned int unprivileged_percent = 75;
 module_param(unprivileged_percent, uint, 0644);
 MODULE_PARM_DESC(unprivileged_percent,
 		 "Percent of the device's events that programs without CAP_PERFMON can have open in total (default: 75)");
-
-/**
- * vpmu_permission_charge() - charge an event to the share of the device's
- *                            events that programs without CAP_PERFMON can open
- * @dev: the device
- *
- * The other events are reserved for programs with CAP_PERFMON.
- *
- * Return: 0, after which the caller must call vpmu_permission_uncharge() when
- * the event has ended; or -ENOSPC.
- */
-static int vpmu_permission_charge(struct vpmu_device *dev)
-{
-	unsigned int percent = min(READ_ONCE(unprivileged_percent), 100U);
-	u32 most = mult_frac(dev->info.max_events, percent, 100U);
-
-	if (atomic_inc_return(&dev->unprivileged) <= most)
-		return 0;
-	atomic_dec(&dev->unprivileged);
-	return -ENOSPC;
-}
-
-/**
- * vpmu_permission_uncharge() - undo vpmu_permission_charge() for an event that
- *                              has ended
- * @dev: the device
- */
-static void vpmu_permission_uncharge(struct vpmu_device *dev)
-{
-	atomic_dec(&dev->unprivileged);
-}
-
-/* Value of vpmu_event::unpaid_ns: subtract all running time, past and future */
-#define OWED_ALL	U64_MAX
 
 /*
  * Sends the period if it has changed: for PERF_EVENT_IOC_PERIOD, perf core changes
@@ -85,7 +46,8 @@ static void event_send_period(struct vpmu_vcpu *vcpu, struct perf_event *event,
 /*
  * Grants the device the overflows that PERF_EVENT_IOC_REFRESH has allowed since the
  * last grant. The command also enables an event that was disabled at its last
- * overflow. A trace has no overflows. Returns false if there are none to grant.
+ * overflow. Returns false if there is nothing to grant; for a trace there never is,
+ * because only samples overflow.
  */
 static bool event_grant(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_event *own)
 {
@@ -208,9 +170,9 @@ static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 o
 	 * but not ran_ns, which then belongs to another task.
 	 */
 	kept = swapped ? 0 : min(room, own->ran_ns);
-	taken = never || own->unpaid_ns == OWED_ALL ? room : min(own->unpaid_ns, room - kept);
+	taken = never || own->unpaid_ns == VPMU_OWED_ALL ? room : min(own->unpaid_ns, room - kept);
 	perf_core_set_running(event, room - taken);
-	if (own->unpaid_ns != OWED_ALL)
+	if (own->unpaid_ns != VPMU_OWED_ALL)
 		own->unpaid_ns -= min(own->unpaid_ns, taken);
 }
 
@@ -218,7 +180,7 @@ static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 o
 static void event_owe(struct vpmu_event *own, u64 time)
 {
 	if (check_add_overflow(own->unpaid_ns, time, &own->unpaid_ns))
-		own->unpaid_ns = OWED_ALL;
+		own->unpaid_ns = VPMU_OWED_ALL;
 }
 
 /*
@@ -256,7 +218,7 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 
 	if (own->id || own->view)
 		return;
-	own->unpaid_ns = OWED_ALL;
+	own->unpaid_ns = VPMU_OWED_ALL;
 	event_settle(event, own, stops ? VPMU_COMMAND_OUT : VPMU_COMMAND_READ);
 }
 
@@ -273,7 +235,7 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 	/* Do not wake up readers: the scheduler's locks may be held. */
 	if (own->file)
 		WRITE_ONCE(own->file->error, true);
-	own->unpaid_ns = OWED_ALL;
+	own->unpaid_ns = VPMU_OWED_ALL;
 	event_settle(event, own, op);
 	perf_event_update_userpage(event);
 }
@@ -846,24 +808,30 @@ static void event_withdraw(struct vpmu_event *own)
 }
 
 /*
- * Charges an event that was opened without CAP_PERFMON, unless it is charged
- * already. The event stays charged while it is open on the device.
+ * Charges an event that was opened without CAP_PERFMON to the share of the device's
+ * events for such programs, unless it is charged already. The other events are
+ * reserved for programs with CAP_PERFMON. The event stays charged while it is open on
+ * the device.
  */
 static int event_charge(struct vpmu_event *own)
 {
-	int err;
+	unsigned int percent = min(READ_ONCE(unprivileged_percent), 100U);
+	u32 most = mult_frac(own->dev->info.max_events, percent, 100U);
 
 	if (!own->unprivileged || own->charged)
 		return 0;
-	err = vpmu_permission_charge(own->dev);
-	own->charged = !err;
-	return err;
+	if (atomic_inc_return(&own->dev->unprivileged) > most) {
+		atomic_dec(&own->dev->unprivileged);
+		return -ENOSPC;
+	}
+	own->charged = true;
+	return 0;
 }
 
 static void event_uncharge(struct vpmu_event *own)
 {
 	if (own->charged)
-		vpmu_permission_uncharge(own->dev);
+		atomic_dec(&own->dev->unprivileged);
 	own->charged = false;
 }
 
@@ -871,7 +839,6 @@ static void event_closed(struct vpmu_control_request *request)
 {
 	struct vpmu_control_close *close = container_of(request, struct vpmu_control_close,
 							request);
-
 	struct vpmu_event *own = container_of(close, struct vpmu_event, close);
 
 	vpmu_sampling_free(own);

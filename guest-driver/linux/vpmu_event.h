@@ -48,6 +48,8 @@ struct vpmu_links {
 	bool anchored;
 };
 
+#define VPMU_OWED_ALL	U64_MAX
+
 /**
  * struct vpmu_event - the driver's data for a perf event
  *                     (perf_event::pmu_private)
@@ -74,8 +76,8 @@ struct vpmu_links {
  *          when the event is reopened
  * @unpaid_ns: time that must still be subtracted from perf core's running time,
  *             because the device did not count the event during that time;
- *             U64_MAX: subtract all running time, because the device does not
- *             have the event
+ *             VPMU_OWED_ALL: subtract all running time, past and future, because
+ *             the device does not have the event
  * @file: where the host writes its records; NULL for an event whose samples are
  *        replayed to perf core, and for one that has become a view
  * @heirs: the events that inherit it; vpmu_device::lookup.lock protects it
@@ -100,7 +102,7 @@ struct vpmu_links {
  * @tracks: it holds a reference from vpmu_task_get()
  * @unprivileged: it was opened without CAP_PERFMON, or inherited from such an
  *                event
- * @charged: vpmu_permission_charge() has charged it
+ * @charged: it is charged to the share of programs without CAP_PERFMON
  * @entry: entry in vpmu_life::events
  * @close: the request that closes it on the device
  *
