@@ -17,7 +17,7 @@ use crate::digest::Key;
 use crate::error::BootError;
 use crate::initramfs;
 use crate::kernel::{Kernel, Sources};
-use crate::kvm_host::{self, KvmHost, KvmHostChoice};
+use crate::kvm_host::{self, KvmHost, KvmHostChoice, Place};
 use crate::lab::{self, Lab};
 use crate::module;
 use crate::other_vmm::OtherVmm;
@@ -317,7 +317,7 @@ impl Boot {
         if self.echo {
             self.explain(vmm, &other, &machine);
         }
-        let kvm_host = KvmHost::Beside { vmm: other.to_string(), acceleration, in_lab: false };
+        let kvm_host = KvmHost::Beside { vmm: other.to_string(), acceleration, place: Place::Here };
         let _slot = (acceleration == Acceleration::Tcg).then(|| parts.cache.slot()).transpose()?;
         let mut serve = Command::new(vmm);
         serve.args(Daemon::arguments(machine.socket, self.vcpus, &self.vmm_args));
@@ -367,7 +367,8 @@ impl Boot {
         let serve = Daemon::arguments(machine.socket, self.vcpus, &self.vmm_args);
         let serve: Vec<String> = serve.iter().map(|word| quote(word)).collect();
         run.file("run/job", 0o644, beside_job(&serve.join(" "), &other.typed(&machine)).as_bytes())?;
-        let kvm_host = KvmHost::Beside { vmm: other.to_string(), acceleration, in_lab: true };
+        let place = if self.kvm_host == KvmHostChoice::Exact { Place::ExactLab } else { Place::Lab };
+        let kvm_host = KvmHost::Beside { vmm: other.to_string(), acceleration, place };
         let memory_mib = self.memory_mib.saturating_add(third_party::memory_mib(&files));
         Boot { memory_mib, ..self.clone() }.emulate(parts, &mark, run, Some(kvm_host))
     }

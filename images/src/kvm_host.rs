@@ -59,6 +59,17 @@ pub enum KvmHostChoice {
     Exact,
 }
 
+/// Where another VMM ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On this machine.
+    Here,
+    /// In the lab.
+    Lab,
+    /// In the exact lab.
+    ExactLab,
+}
+
 /// The machine that a guest ran on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvmHost {
@@ -79,8 +90,8 @@ pub enum KvmHost {
         vmm: String,
         /// How the guest's instructions ran.
         acceleration: Acceleration,
-        /// Whether the VMM ran in the lab.
-        in_lab: bool,
+        /// Where the VMM ran.
+        place: Place,
     },
 }
 
@@ -89,8 +100,12 @@ impl fmt::Display for KvmHost {
         match self {
             Self::Direct => write!(f, "direct KVM"),
             Self::Lab { arch, qemu, exact: false } => write!(f, "lab ({arch}, QEMU TCG {qemu}, emulated)"),
-            Self::Beside { vmm, acceleration, in_lab } => {
-                let place = if *in_lab { " of the lab" } else { "" };
+            Self::Beside { vmm, acceleration, place } => {
+                let place = match place {
+                    Place::Here => "",
+                    Place::Lab => " of the lab",
+                    Place::ExactLab => " of the exact lab",
+                };
                 write!(f, "{vmm} ({acceleration}{place}, the device beside it)")
             }
             Self::Lab { arch, qemu, exact: true } => write!(f, "exact lab ({arch}, QEMU TCG {qemu}, icount, emulated)"),
@@ -178,10 +193,11 @@ mod tests {
         assert_eq!(x86, "lab (x86, QEMU TCG 7.2, emulated)");
         let exact = lab(Arch::Aarch64, true);
         assert!(exact.starts_with("exact lab (aarch64, "), "{exact}");
-        let beside = |acceleration, in_lab| {
-            KvmHost::Beside { vmm: "stock QEMU 11.1.3".to_owned(), acceleration, in_lab }.to_string()
+        let beside = |acceleration, place| {
+            KvmHost::Beside { vmm: "stock QEMU 11.1.3".to_owned(), acceleration, place }.to_string()
         };
-        assert_eq!(beside(Acceleration::Tcg, false), "stock QEMU 11.1.3 (TCG, the device beside it)");
-        assert_eq!(beside(Acceleration::Kvm, true), "stock QEMU 11.1.3 (KVM of the lab, the device beside it)");
+        assert_eq!(beside(Acceleration::Tcg, Place::Here), "stock QEMU 11.1.3 (TCG, the device beside it)");
+        let exact = beside(Acceleration::Kvm, Place::ExactLab);
+        assert_eq!(exact, "stock QEMU 11.1.3 (KVM of the exact lab, the device beside it)");
     }
 }
