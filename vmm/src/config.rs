@@ -108,6 +108,8 @@ pub struct Config {
     pub persistent: Vec<PersistSpec>,
     /// The file for recordings, if given.
     pub recording: Option<PathBuf>,
+    /// The file with the guest kernel's ORC tables. If it is `None`, an ELF file of [`Config::kernel`] has them.
+    pub vmlinux: Option<PathBuf>,
     /// The file with the names of the guest kernel's functions.
     pub symbols: Option<PathBuf>,
     /// Limits on the guest's resource use.
@@ -271,6 +273,7 @@ struct Document {
     persistent: Vec<PersistSpec>,
     recording: Option<PathBuf>,
     symbols: Option<PathBuf>,
+    vmlinux: Option<PathBuf>,
     limits: LimitArgs,
     #[serde(rename = "on-reset")]
     on_reset: Option<OnReset>,
@@ -402,6 +405,7 @@ impl Config {
             persistent,
             recording: args.device.recording.or(file.recording),
             symbols: args.device.symbols.or(file.symbols),
+            vmlinux: args.vmlinux.or(file.vmlinux),
             limits,
             on_reset,
             ctl,

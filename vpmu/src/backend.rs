@@ -5,6 +5,8 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use vpmu_orc::OrcTable;
+
 use crate::catalogue::{Catalogue, Entry};
 use crate::clock::Clock;
 use crate::kind::is_hardware;
@@ -35,6 +37,8 @@ pub(crate) struct Backend {
     pub(crate) counters: CounterPool,
     /// The producers of AUX data in the VMM, by number.
     producers: OnceLock<Vec<AuxProducer>>,
+    /// The tables with which callers in the guest's kernel are found.
+    orc: OnceLock<OrcTable>,
     /// A bit set of the host's refusal reasons that were already logged.
     refusals: AtomicU32,
     catalogue: OnceLock<Catalogue>,
@@ -56,6 +60,7 @@ impl Backend {
             source,
             machine,
             producers: OnceLock::new(),
+            orc: OnceLock::new(),
             refusals: AtomicU32::new(0),
             catalogue: OnceLock::new(),
             guest_ips: OnceLock::new(),
@@ -90,6 +95,19 @@ impl Backend {
     /// Returns the producers if other producers were registered before.
     pub(crate) fn set_producers(&self, producers: Vec<AuxProducer>) -> Result<(), Vec<AuxProducer>> {
         self.producers.set(producers)
+    }
+
+    /// Registers the ORC tables of the guest's kernel.
+    ///
+    /// # Errors
+    /// Returns the tables if other tables were registered before.
+    pub(crate) fn set_orc(&self, table: OrcTable) -> Result<(), OrcTable> {
+        self.orc.set(table)
+    }
+
+    /// The ORC tables of the guest's kernel, if the VMM has them.
+    pub(crate) fn orc(&self) -> Option<&OrcTable> {
+        self.orc.get()
     }
 
     /// Returns the catalogue. `None` before the first call of [`Backend::catalogue`].

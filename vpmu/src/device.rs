@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use vm_memory::GuestMemoryBackend;
+use vpmu_orc::OrcTable;
 use zerocopy::IntoBytes;
 
 use crate::abi::{
@@ -135,6 +136,19 @@ impl Vpmu {
         }
         let set = self.shared.backend.set_producers(producers);
         set.map_err(|_| Error::ProducersTwice)?;
+        Ok(self)
+    }
+
+    /// Adds the ORC tables of the guest's kernel, which the VMM reads from the operator's `vmlinux`. Call chains then
+    /// have the callers in a kernel that lacks frame pointers. If the kernel is loaded at another address than the one
+    /// for which it was linked (KASLR), the device finds it in the guest's page tables. Code outside these tables, such
+    /// as a module's, ends a chain. Tables of another kernel than the guest's yield wrong chains. Call this at most once,
+    /// before the guest runs.
+    ///
+    /// # Errors
+    /// [`Error::OrcTwice`].
+    pub fn with_orc(self, table: OrcTable) -> Result<Self, Error> {
+        self.shared.backend.set_orc(table).map_err(|_| Error::OrcTwice)?;
         Ok(self)
     }
 

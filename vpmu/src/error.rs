@@ -47,6 +47,9 @@ pub enum Error {
     /// The device already has AUX producers.
     #[error("the PMU device already has AUX producers: pass all of them in one call")]
     ProducersTwice,
+    /// The device already has ORC tables.
+    #[error("the PMU device already has ORC tables: pass those of the guest's kernel once")]
+    OrcTwice,
     /// The window overlaps guest memory.
     #[error("the window overlaps guest memory")]
     WindowOverlaps,

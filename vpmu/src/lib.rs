@@ -14,6 +14,7 @@
 //! own vCPU. The module `locks` documents the order of all locks.
 
 pub use vpmu_abi as abi;
+pub use vpmu_orc as orc;
 mod arch;
 mod area;
 mod aux_writer;

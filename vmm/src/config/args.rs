@@ -76,6 +76,11 @@ pub struct RunArgs {
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub engine: Option<Engine>,
 
+    /// vmlinux of the guest's kernel, for call chains in a kernel without frame pointers. A stripped file will do. See
+    /// below [default: the file of --kernel, if a persistent event has call-graph]
+    #[arg(long, value_name = "FILE")]
+    pub vmlinux: Option<PathBuf>,
+
     /// Write the result to a JSON file, however the run ends
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -166,6 +171,7 @@ A configuration file has these keys. \"memory\" is in MiB; \"limits\" has the na
    \"count-mode\": \"guest\", \"raw-events\": \"0x11,0x40-0x4f\", \"pin-hardware\": false, \"window\": \"16M\",
    \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
    \"track-dirty\": true, \"trace-handlers\": false, \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
+   \"vmlinux\": \"vmlinux\",
    \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,
    \"report\": \"report.json\", \"summary\": true}
 
@@ -202,9 +208,16 @@ exits-io:k only port accesses in kernel mode. Options:
   size=BYTES  size of the ring in the window, 4K times a power of two; it keeps the newest records.
               0: only count [default: 64K]
   name=NAME   name of the event; with several vCPUs, -0, -1 and so on are added [default: EVENT]
+  call-graph  record the callers of each sampled function. Each sample then costs an exit, and is larger
 Without period and freq, every mark and every exit is sampled, clocks and hardware events take 1000 samples \
 a second, and events that cannot sample only count. The recording describes only the guest: it has \
 neither the host's name nor any of its paths.
+
+Callers: the callers of a program's functions are found by frame pointers. So are those of the kernel's functions, \
+but stock kernels for x86-64 have no frame pointers. Instead, they have tables (CONFIG_UNWINDER_ORC), which \
+this VMM reads from the file of --vmlinux. It must belong to the kernel that the guest runs. The tables of a bzImage are \
+compressed: extract the vmlinux, with the kernel's scripts/extract-vmlinux or from the package with debug \
+information. A kernel that is loaded at a random address (KASLR) is found. Code in modules ends a chain.
 
 Events of the guest: --pmu selects a list of events that the guest may open.
   --pmu off       the machine has no PMU device, and no exits caused by one

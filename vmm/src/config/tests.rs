@@ -194,11 +194,12 @@ fn every_limit_comes_from_its_flag_or_its_key() {
 
 #[test]
 fn persistent_events_come_from_flags_or_else_from_the_file() {
-    let text = r#"{"persistent": ["marks", "exits-io,cpu=0"], "recording": "a", "symbols": "b"}"#;
+    let text = r#"{"persistent": ["marks", "exits-io,cpu=0"], "recording": "a", "symbols": "b", "vmlinux": "c"}"#;
     let config = with_file(text, kernel()).expect("valid");
     assert_eq!(config.persistent.len(), 2);
     assert_eq!(config.recording.as_deref(), Some(Path::new("a")));
     assert_eq!(config.symbols.as_deref(), Some(Path::new("b")));
+    assert_eq!(config.vmlinux.as_deref(), Some(Path::new("c")));
     let flags = || {
         with(DeviceArgs {
             persistent: vec!["tsc".parse().expect("an event")],
@@ -211,7 +212,7 @@ fn persistent_events_come_from_flags_or_else_from_the_file() {
     assert_eq!(config.recording.as_deref(), Some(Path::new("c")));
     let config = Config::try_from(&kernel()).expect("valid");
     assert!(config.persistent.is_empty());
-    assert!(config.recording.is_none() && config.symbols.is_none());
+    assert!(config.recording.is_none() && config.symbols.is_none() && config.vmlinux.is_none());
     let without = RunArgs { no_vpmu: true, ..flags() };
     assert!(matches!(Config::try_from(&without), Err(ConfigError::PersistentWithoutVpmu)));
     let wrong = with_file(r#"{"persistent": ["marks,size=1"]}"#, kernel());

@@ -37,6 +37,15 @@ pub enum VmError {
         #[source]
         source: kernel::KernelError,
     },
+    /// The file of --vmlinux has no usable ORC tables.
+    #[error("cannot use the vmlinux {path}")]
+    Vmlinux {
+        /// The path.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: vpmu::orc::OrcError,
+    },
     /// The configuration has no kernel. This is a bug: every machine that boots needs a kernel. Only a restored machine
     /// that never boots can do without.
     #[error("there is no kernel to boot")]

@@ -20,7 +20,11 @@ pub(super) struct Images {
     machine: Machine,
 }
 
-fn open(what: &'static str, path: &Path) -> Result<File, VmError> {
+/// Opens the regular file `path`, which serves as `what`.
+///
+/// # Errors
+/// [`VmError::Open`], [`VmError::NotFile`].
+pub(super) fn open(what: &'static str, path: &Path) -> Result<File, VmError> {
     let error = |source| VmError::Open { what, path: path.to_owned(), source };
     let file = File::open(path).map_err(error)?;
     if !file.metadata().map_err(error)?.is_file() {

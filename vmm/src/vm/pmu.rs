@@ -8,11 +8,13 @@ use kvm_ioctls::{IoEventAddress, VmFd};
 use vm_memory::{GuestMemoryMmap, GuestRegionCollection};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::host::{HostFiles, PerfSource};
-use vpmu::{Engines, Memory, QueueState, RestoreError, SaveError, Settings, Vpmu, abi};
+use vpmu::orc::{OrcError, OrcTable};
+use vpmu::{Engines, Memory, PersistSpec, QueueState, RestoreError, SaveError, Settings, Vpmu, abi};
 use vpmu_kvm::{DrainTimer, KvmMachine, Statistics, Threads};
 
+use super::images::open;
 use super::{VmError, event};
-use crate::arch::layout;
+use crate::arch::{kernel, layout};
 use crate::board;
 use crate::bus::Buses;
 use crate::config::{Config, Engine};
@@ -67,24 +69,57 @@ pub(super) struct Parts<'a> {
 pub(super) struct Opened {
     files: HostFiles,
     pub(super) recorder: Recorder,
+    /// The tables with which callers in the guest's kernel are found.
+    orc: Option<OrcTable>,
 }
 
 impl Opened {
     /// Opens the files that `config` names, and reads the host's event descriptions.
     ///
     /// # Errors
-    /// [`VmError::Operator`].
+    /// [`VmError::Operator`], [`VmError::Open`], [`VmError::NotFile`], [`VmError::Vmlinux`].
     pub(super) fn open(config: &Config) -> Result<Self, VmError> {
         if let Some(why) = host_kernel::lost_counts().filter(|_| config.hardware.events) {
             log::warn!("{why}; see perf.moved-hw of 'vmm check'");
         }
-        Ok(Self { recorder: Operator::recorder(config)?, files: HostFiles::read(&config.hardware) })
+        Ok(Self {
+            recorder: Operator::recorder(config)?,
+            files: HostFiles::read(&config.hardware),
+            orc: kernel_tables(config)?,
+        })
     }
 
     /// Whether opening host counters for this machine takes `CAP_PERFMON`.
     pub(super) fn need_capability(&self, config: &Config) -> bool {
         self.files.need_capability(config.exit_traces())
     }
+}
+
+/// Reads the ORC tables of the guest's kernel from the file that `config` names for them, or else from the kernel itself
+/// if a persistent event records callers.
+fn kernel_tables(config: &Config) -> Result<Option<OrcTable>, VmError> {
+    if let Some(path) = &config.vmlinux {
+        let table = OrcTable::read(open("vmlinux", path)?);
+        return table.map(Some).map_err(|source| VmError::Vmlinux { path: path.clone(), source });
+    }
+    let Some(path) = config.kernel.as_ref().filter(|_| config.persistent.iter().any(PersistSpec::has_call_graph))
+    else {
+        return Ok(None);
+    };
+    Ok(match OrcTable::read(open("kernel", path)?) {
+        Ok(table) => Some(table),
+        // Such kernels have frame pointers.
+        Err(OrcError::NoTables | OrcError::Machine) => None,
+        Err(_) if kernel::HAVE_FRAME_POINTERS => None,
+        Err(error) => {
+            let reason = vpmu_errors::chain(&error);
+            log::warn!(
+                "call chains lack callers in a kernel without frame pointers; use --vmlinux ({}: {reason})",
+                path.display()
+            );
+            None
+        }
+    })
 }
 
 /// Disables hardware events if they would prevent VMs with a mediated PMU from starting, unless the configuration
@@ -134,11 +169,14 @@ impl Pmu {
             guest_ips: parts.guest_ips,
         };
         let confinement = parts.confinement;
-        let Opened { files, recorder } = parts.opened;
+        let Opened { files, recorder, orc } = parts.opened;
         let begin = confinement.begin(ThreadKind::Closer);
         let begin = || begin().map_err(io::Error::other);
         let source = PerfSource::confined(files, signal::kick_signal(), begin)?;
         let mut vpmu = Vpmu::new(settings, Arc::new(machine), Box::new(source))?;
+        if let Some(orc) = orc {
+            vpmu = vpmu.with_orc(orc)?;
+        }
         if config.trace_handlers {
             vpmu = vpmu.with_aux_producers(vec![handlers::PRODUCER])?;
         }

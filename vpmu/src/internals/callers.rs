@@ -58,7 +58,7 @@ impl Callers {
         let spec = CaptureSpec { chain: true, max_stack: 127, ..CaptureSpec::default() };
         let cpu = Some(self.cpu);
         let place = CpuContext { regs, cpu };
-        self.capture.take(&View::of(&self.memory), &place, 0, &spec);
+        self.capture.take(&View::of(&self.memory), &place, 0, &spec, None);
         self.capture.chain().len() - 1
     }
 }

@@ -11,6 +11,8 @@ use crate::source::Rate;
 /// perf's `PERF_SAMPLE_*` for the identifier, the instruction pointer, the task, the time, the address (the value of a
 /// mark), the CPU and the period. Such a record is 64 bytes long.
 const SAMPLE_TYPE: u64 = 1 << 16 | 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 7 | 1 << 8;
+/// perf's `PERF_SAMPLE_CALLCHAIN`.
+const CALL_CHAIN: u64 = 1 << 5;
 const DEFAULT_FREQUENCY: u64 = 1000;
 /// 64 KiB.
 const DEFAULT_PAGES: u32 = 16;
@@ -33,6 +35,7 @@ const COUNTED: [&str; 7] = ["tsc", "exits", "halts", "guest-time", "page-faults"
 /// - `cpu`: a vCPU's number, or `all`
 /// - `size`: the size of the event's ring, in bytes or with K or M
 /// - `name`: the event's name
+/// - `call-graph`: samples with call chains, each of which costs an exit
 ///
 /// If neither `period` nor `freq` is given, the rate depends on the event. An event that counts marks is sampled
 /// at each mark, and an event `exits-...` is sampled at each exit that it counts. Clocks and hardware events are
@@ -46,6 +49,7 @@ pub struct PersistSpec {
     /// Data pages of its ring.
     pages: u32,
     name: Option<String>,
+    call_graph: bool,
 }
 
 /// Errors in the text of a [`PersistSpec`].
@@ -55,7 +59,7 @@ pub enum PersistSpecError {
     #[error("the event is missing: begin with its name, as in marks,size=1M")]
     NoEvent,
     /// An unknown option.
-    #[error("`{0}` is not an option of a persistent event: use period, freq, cpu, size or name")]
+    #[error("`{0}` is not an option of a persistent event: use period, freq, cpu, size, name or call-graph")]
     Option(String),
     /// A repeated option.
     #[error("{0} is given twice")]
@@ -73,11 +77,11 @@ pub enum PersistSpecError {
     /// Both period and freq.
     #[error("period and freq: omit one of them")]
     TwoRates,
-    /// A size for an event without samples.
-    #[error("`{0}` only counts and has no samples: omit size")]
+    /// A size or call chains for an event without samples.
+    #[error("`{0}` only counts and has no samples: omit size and call-graph")]
     OnlyCounts(String),
     /// Samples without a ring.
-    #[error("samples need a ring: omit size=0, or omit period and freq")]
+    #[error("samples need a ring: omit size=0, or omit period, freq and call-graph")]
     NoRoom,
 }
 
@@ -89,9 +93,13 @@ impl FromStr for PersistSpec {
         if event.is_empty() {
             return Err(PersistSpecError::NoEvent);
         }
-        let (mut period, mut freq, mut cpu, mut size, mut name) = (None, None, None, None, None);
+        let (mut period, mut freq, mut cpu, mut size, mut name, mut call_graph) = (None, None, None, None, None, None);
         for option in options.split(',').filter(|option| !option.is_empty()) {
             let unknown = || PersistSpecError::Option(option.to_owned());
+            if option == "call-graph" {
+                once("call-graph", &mut call_graph, ())?;
+                continue;
+            }
             let (key, value) = option.split_once('=').ok_or_else(unknown)?;
             match key {
                 "period" => once("period", &mut period, positive("period", value)?)?,
@@ -109,16 +117,16 @@ impl FromStr for PersistSpec {
             (None, None) => None,
         };
         let rate = match size {
-            Some(0) if given.is_some() => return Err(PersistSpecError::NoRoom),
+            Some(0) if given.is_some() || call_graph.is_some() => return Err(PersistSpecError::NoRoom),
             Some(0) => None,
             _ => given.or_else(|| usual_rate(event)),
         };
         let pages = match (rate, size) {
             (Some(_), size) => size.unwrap_or(DEFAULT_PAGES),
-            (None, None | Some(0)) => 0,
-            (None, Some(_)) => return Err(PersistSpecError::OnlyCounts(event.to_owned())),
+            (None, None | Some(0)) if call_graph.is_none() => 0,
+            (None, _) => return Err(PersistSpecError::OnlyCounts(event.to_owned())),
         };
-        Ok(Self { event: event.to_owned(), rate, cpu: cpu.flatten(), pages, name })
+        Ok(Self { event: event.to_owned(), rate, cpu: cpu.flatten(), pages, name, call_graph: call_graph.is_some() })
     }
 }
 
@@ -128,6 +136,12 @@ impl PersistSpec {
     pub fn event_name(&self) -> &str {
         let end = self.event.find(['=', ':']);
         &self.event[..end.unwrap_or(self.event.len())]
+    }
+
+    /// Whether the event's samples have call chains.
+    #[must_use]
+    pub fn has_call_graph(&self) -> bool {
+        self.call_graph
     }
 
     /// Returns the requests for the device of a machine with `vcpus` vCPUs.
@@ -148,7 +162,7 @@ impl PersistSpec {
             event: self.event.clone(),
             vcpu,
             rate: self.rate,
-            sample_type: SAMPLE_TYPE,
+            sample_type: SAMPLE_TYPE | if self.call_graph { CALL_CHAIN } else { 0 },
             pages: self.pages,
         }
     }
@@ -264,6 +278,7 @@ mod tests {
         assert_eq!(event("mark=7:u").event, "mark=7:u");
         assert_eq!(event("marks").name.as_deref(), Some("marks"));
         assert_eq!(event("marks").sample_type, 0x1_018f);
+        assert_eq!(event("cpu-clock,call-graph,freq=9").sample_type, 0x1_01af);
         // Parsing accepts the number of a vCPU that does not exist, because the device reports that error.
         assert_eq!(event("marks,cpu=4294967295").vcpu, u32::MAX);
     }
@@ -298,6 +313,10 @@ mod tests {
             ("marks,size=4K,size=4K", "size is given twice"),
             ("marks,period=2,size=0", "size=0"),
             ("tsc,size=4K", "only counts"),
+            ("tsc,call-graph", "omit size and call-graph"),
+            ("marks,call-graph,size=0", "omit size=0"),
+            ("marks,call-graph,call-graph", "given twice"),
+            ("marks,call-graph=fp", "`call-graph=fp`"),
         ] {
             let error = text.parse::<PersistSpec>().unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");

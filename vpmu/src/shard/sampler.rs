@@ -199,7 +199,7 @@ impl Sampler {
         let capture = &mut self.capture;
         if let Some(place) = moment.place.filter(|_| wanted.wants_state()) {
             let user_regs = core.guest.user_regs();
-            capture.take(&core.guest.view(), &place, user_regs, &wanted);
+            capture.take(&core.guest.view(), &place, user_regs, &wanted, core.cpu.backend.orc());
         }
         let sample = Sample {
             misc: misc(regs),

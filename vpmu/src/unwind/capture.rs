@@ -1,9 +1,12 @@
 //! The parts of the vCPU's state that a sample contains if its event requests them: callers, registers and stack, in
 //! perf's format.
 
+use vpmu_orc::OrcTable;
+
 use super::frames::{CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers};
+use super::orc::{Slide, orc_callers};
 use super::paging::{AddressSpace, Rights};
-use crate::arch::{self, CpuState, FP, GENERAL_REGS, IP, SAVED_WORDS, SP};
+use crate::arch::{self, CpuState, GENERAL_REGS, IP, SAVED_WORDS, SP};
 use crate::machine::GuestRegs;
 use crate::memory::View;
 use crate::record::Regs;
@@ -87,6 +90,7 @@ pub(crate) struct SampleCapture {
     regs_intr: Shown,
     stack: Vec<u8>,
     has_stack: bool,
+    slide: Slide,
 }
 
 impl SampleCapture {
@@ -111,8 +115,16 @@ impl SampleCapture {
     }
 
     /// Captures the guest's state at `place`. `user_regs` is the address at which the guest's kernel saved the
-    /// user registers of the running task, or zero.
-    pub(crate) fn take(&mut self, memory: &View<'_>, place: &CpuContext, user_regs: u64, spec: &CaptureSpec) {
+    /// user registers of the running task, or zero. `orc` has the tables of the guest's kernel, if it has no frame
+    /// pointers.
+    pub(crate) fn take(
+        &mut self,
+        memory: &View<'_>,
+        place: &CpuContext,
+        user_regs: u64,
+        spec: &CaptureSpec,
+        orc: Option<&OrcTable>,
+    ) {
         let cpu = place.cpu.as_ref();
         self.regs_user.clear();
         self.regs_intr.clear();
@@ -126,7 +138,7 @@ impl SampleCapture {
             _ => None,
         };
         if spec.chain {
-            self.callers(&mut space, place, user.as_ref(), user_regs, spec);
+            self.callers(&mut space, place, user, user_regs, spec, orc);
         }
         if let Some(cpu) = cpu
             && spec.regs_intr != 0
@@ -152,9 +164,10 @@ impl SampleCapture {
         &mut self,
         space: &mut Option<AddressSpace<'_>>,
         place: &CpuContext,
-        user: Option<&UserState>,
+        mut user: Option<UserState>,
         user_regs: u64,
         spec: &CaptureSpec,
+        orc: Option<&OrcTable>,
     ) {
         let chain = &mut self.chain;
         let regs = place.regs;
@@ -162,8 +175,15 @@ impl SampleCapture {
             chain.mark(CONTEXT_KERNEL);
             chain.push(regs.ip);
             if let (Some(space), Some(cpu)) = (&mut *space, &place.cpu) {
-                let end = share_stack(cpu.general[SP], user_regs).then_some(user_regs);
-                kernel_callers(space, chain, cpu, end);
+                if let Some(table) = orc {
+                    let entry = orc_callers(space, chain, cpu, table, &mut self.slide);
+                    // An interrupt runs on a stack of its own, but the chain leads to the task's stack.
+                    let entry = entry.filter(|&at| at == user_regs);
+                    user = user.or_else(|| entry.and_then(|at| registers_at(space, at)));
+                } else {
+                    let end = share_stack(cpu.general[SP], user_regs).then_some(user_regs);
+                    kernel_callers(space, chain, cpu, end);
+                }
             }
         }
         if spec.exclude_user {
@@ -177,7 +197,7 @@ impl SampleCapture {
         chain.mark(CONTEXT_USER);
         chain.push(ip);
         if let (Some(space), Some(user)) = (space, user) {
-            user_callers(space, chain, user.general[FP], user.code64);
+            user_callers(space, chain, &user.general, user.code64);
         }
     }
 }
@@ -192,7 +212,12 @@ fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option
     if !here {
         return None;
     }
-    let words: [[u8; 8]; SAVED_WORDS] = space.words(user_regs, Rights::Kernel)?;
+    registers_at(space, user_regs)
+}
+
+/// Returns the registers of a program that the kernel saved at `address`.
+fn registers_at(space: &mut AddressSpace<'_>, address: u64) -> Option<UserState> {
+    let words: [[u8; 8]; SAVED_WORDS] = space.words(address, Rights::Kernel)?;
     let (general, code64) = arch::saved(words.map(u64::from_le_bytes))?;
     Some(UserState { general, code64 })
 }

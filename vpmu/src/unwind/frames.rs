@@ -1,7 +1,7 @@
 //! Finds callers by frame pointers. A frame contains the caller's frame pointer, followed by the return address.
 
 use super::paging::{AddressSpace, Rights};
-use crate::arch::{CpuState, FP, KERNEL_STACK, SP, WALKS_32_BIT_CODE};
+use crate::arch::{CpuState, FP, GENERAL_REGS, IP, KERNEL_STACK, LOOKED_AT, SP, WALKS_32_BIT_CODE, return_address};
 
 /// perf's `PERF_CONTEXT_*` values, which specify the mode of the addresses that follow them in a chain.
 pub(super) const CONTEXT_KERNEL: u64 = -128_i64 as u64;
@@ -61,6 +61,11 @@ pub(super) fn share_stack(one: u64, other: u64) -> bool {
 pub(super) fn kernel_callers(space: &mut AddressSpace<'_>, chain: &mut Chain, cpu: &CpuState, end: Option<u64>) {
     let sp = cpu.general[SP];
     let end = end.unwrap_or_else(|| (sp | (KERNEL_STACK - 1)).saturating_add(1));
+    if let Some(caller) = caller_without_frame(space, &cpu.general, Rights::Kernel)
+        && (!space.is_kernel_code(caller) || !chain.push(caller))
+    {
+        return;
+    }
     let mut least = sp;
     let mut fp = cpu.general[FP];
     while !chain.is_full() && fp >= least && fp.is_multiple_of(8) && fp.checked_add(FRAME).is_some_and(|top| top <= end)
@@ -76,9 +81,18 @@ pub(super) fn kernel_callers(space: &mut AddressSpace<'_>, chain: &mut Chain, cp
     }
 }
 
-/// Appends the callers in a program to `chain`. Reads the frames, starting at `fp`, with the program's rights. `code64`
-/// is true for 64-bit code.
-pub(super) fn user_callers(space: &mut AddressSpace<'_>, chain: &mut Chain, mut fp: u64, code64: bool) {
+/// Appends the callers in a program to `chain`. Reads the frames with the program's rights. `code64` is true for 64-bit
+/// code.
+pub(super) fn user_callers(
+    space: &mut AddressSpace<'_>,
+    chain: &mut Chain,
+    general: &[u64; GENERAL_REGS],
+    code64: bool,
+) {
+    if code64 && let Some(caller) = caller_without_frame(space, general, Rights::User) {
+        chain.push(caller);
+    }
+    let mut fp = general[FP];
     while !chain.is_full() {
         let frame = if code64 { frame64(space, fp, Rights::User) } else { frame32(space, fp) };
         let Some((next, caller)) = frame else {
@@ -87,6 +101,18 @@ pub(super) fn user_callers(space: &mut AddressSpace<'_>, chain: &mut Chain, mut 
         chain.push(caller);
         fp = next;
     }
+}
+
+/// Returns the caller of a function that has no frame at its next instruction, because it has not set up the frame yet
+/// or has already removed it. The frame pointer is then the caller's.
+fn caller_without_frame(space: &mut AddressSpace<'_>, general: &[u64; GENERAL_REGS], rights: Rights) -> Option<u64> {
+    let ip = general[IP];
+    let mut code = [0; LOOKED_AT];
+    let filled = space.read(ip, rights, &mut code);
+    let before = space.words(ip.wrapping_sub(1), rights).map(|[[before]]| before);
+    let offset = return_address(before, code.get(..filled)?)?;
+    let [caller] = space.words(general[SP].checked_add(offset)?, rights)?;
+    Some(u64::from_le_bytes(caller))
 }
 
 /// The frame pointer and the return address in a frame of 64-bit code.

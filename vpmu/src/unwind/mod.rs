@@ -7,6 +7,7 @@
 
 mod capture;
 mod frames;
+mod orc;
 mod paging;
 
 pub(crate) use capture::{CaptureSpec, CpuContext, SampleCapture};

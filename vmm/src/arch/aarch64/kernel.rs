@@ -11,6 +11,9 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an arm64 Image";
 
+/// Whether all kernels have frame pointers.
+pub const HAVE_FRAME_POINTERS: bool = true;
+
 /// Errors from loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {

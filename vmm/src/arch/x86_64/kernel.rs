@@ -13,6 +13,9 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an x86-64 ELF vmlinux or a bzImage";
 
+/// Whether all kernels have frame pointers.
+pub const HAVE_FRAME_POINTERS: bool = false;
+
 /// Errors from loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {

@@ -3,11 +3,15 @@
 mod counters;
 #[cfg(feature = "internals")]
 mod internals;
+mod orc;
 mod paging;
+mod prologue;
 mod registers;
 
 pub(crate) use counters::{READS_COUNTERS, performance_counter, ticks};
+pub(crate) use orc::{orc_register, saved_word};
 pub(crate) use paging::is_user_address;
+pub(crate) use prologue::{LOOKED_AT, return_address};
 pub use registers::{CpuState, GENERAL_REGS};
 pub(crate) use registers::{
     FP, IP, KERNEL_STACK, REGISTERS, SAVED_WORDS, SP, Tables, WALKS_32_BIT_CODE, packet_registers, saved,

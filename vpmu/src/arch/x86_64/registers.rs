@@ -45,7 +45,7 @@ pub(crate) const SAVED_WORDS: usize = 21;
 
 /// perf's register number for each word of `struct pt_regs`, which the kernel saves when a program enters the kernel.
 /// `None` for the word that holds the system call number.
-const SAVED: [Option<usize>; SAVED_WORDS] = [
+pub(super) const SAVED: [Option<usize>; SAVED_WORDS] = [
     Some(23),
     Some(22),
     Some(21),

@@ -133,3 +133,51 @@ fn code_is_what_no_level_forbids_to_run() {
         assert_eq!(guest.chain(&cpu), [KERNEL, TEXT], "level {level}");
     }
 }
+
+/// The bytes of `push %rbp; mov %rsp,%rbp; ...; pop %rbp; ret`, after `endbr64` and room for a tracer's call.
+const FUNCTION: [u8; 16] =
+    [0xf3, 0x0f, 0x1e, 0xfa, 0x0f, 0x1f, 0x44, 0x00, 0x00, 0x55, 0x48, 0x89, 0xe5, 0x90, 0x5d, 0xc3];
+
+#[test]
+fn function_without_its_frame_has_its_caller() {
+    let guest = Guest::new();
+    let fp = USTACK + 0x100;
+    guest.user_frame(fp, 0, 0x2222);
+    // Instructions of the function, and where the return address is from the stack pointer on.
+    let places = [(0, Some(0)), (4, Some(0)), (9, Some(0)), (10, Some(8)), (13, None), (14, None), (15, Some(0))];
+    for (offset, above) in places {
+        let sp = USTACK + 0x80;
+        guest.user_word(sp, 0x1111 + 8);
+        guest.user_word(sp + 8, 0x1111);
+        guest.write(0x31_0040, &FUNCTION);
+        let mut cpu = guest.in_user(UTEXT + 0x40 + offset, fp);
+        cpu.general[SP] = sp;
+        let caller = above.map(|above| 0x1111 + 8 - above);
+        let expected: Vec<u64> =
+            [Some(USER), Some(UTEXT + 0x40 + offset), caller, Some(0x2222)].into_iter().flatten().collect();
+        assert_eq!(guest.chain(&cpu), expected, "at {offset}");
+        // In 32-bit code, the same bytes are other instructions.
+        cpu.code64 = false;
+        assert!(guest.chain(&cpu).len() <= 3, "at {offset}");
+    }
+    // A copy of the second instruction alone does not begin a function.
+    guest.write(0x31_0080, &FUNCTION[10..]);
+    let cpu = guest.in_user(UTEXT + 0x80, fp);
+    assert_eq!(guest.chain(&cpu), [USER, UTEXT + 0x80, 0x2222]);
+}
+
+#[test]
+fn kernel_function_without_its_frame_has_its_caller() {
+    let guest = Guest::new();
+    let (sp, fp) = (KSTACK + 0x3000, KSTACK + 0x3010);
+    guest.kernel_frame(fp, SAVED, TEXT + 0x222);
+    guest.kernel_word(sp, TEXT + 0x111);
+    guest.write(0x30_0040, &FUNCTION);
+    let spec = CaptureSpec { exclude_user: true, ..CHAIN };
+    let chain = |ip| guest.capture(&guest.in_kernel(ip, fp, sp), &spec).chain().to_vec();
+    assert_eq!(chain(TEXT + 0x40), [KERNEL, TEXT + 0x40, TEXT + 0x111, TEXT + 0x222]);
+    assert_eq!(chain(TEXT + 0x4d), [KERNEL, TEXT + 0x4d, TEXT + 0x222]);
+    // The word is not the address of code, so the rest of the stack is not known either.
+    guest.kernel_word(sp, KSTACK);
+    assert_eq!(chain(TEXT + 0x40), [KERNEL, TEXT + 0x40]);
+}

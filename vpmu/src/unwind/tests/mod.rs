@@ -2,10 +2,12 @@
 
 mod chains;
 mod noise;
+mod orc;
 mod registers;
 mod tables;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu_orc::OrcTable;
 
 use super::paging::{AddressSpace, Rights};
 use super::*;
@@ -41,6 +43,8 @@ struct Guest {
     memory: GuestMemoryMmap,
     levels: u32,
     next: u64,
+    /// The ORC tables of its kernel.
+    orc: Option<OrcTable>,
 }
 
 impl Guest {
@@ -51,6 +55,7 @@ impl Guest {
             levels,
             // The root is at 0x1000.
             next: 0x2000,
+            orc: None,
         }
     }
 
@@ -70,6 +75,10 @@ impl Guest {
 
     fn put(&self, physical: u64, word: u64) {
         self.memory.write_obj(word.to_le(), GuestAddress(physical)).expect("in memory");
+    }
+
+    fn write(&self, physical: u64, bytes: &[u8]) {
+        self.memory.write_slice(bytes, GuestAddress(physical)).expect("in memory");
     }
 
     fn get(&self, physical: u64) -> u64 {
@@ -161,7 +170,7 @@ impl Guest {
         let mut capture = SampleCapture::default();
         let regs = GuestRegs { ip: cpu.general[IP], user: cpu.user };
         let cpu = Some(*cpu);
-        capture.take(&View::of(&self.memory), &CpuContext { regs, cpu }, user_regs, spec);
+        capture.take(&View::of(&self.memory), &CpuContext { regs, cpu }, user_regs, spec, self.orc.as_ref());
         capture
     }
 

@@ -13,7 +13,7 @@ fn without_saved_registers_there_is_no_program() {
         let mut capture = SampleCapture::default();
         let regs = GuestRegs { ip: TEXT, user: false };
         let cpu = Some(cpu);
-        capture.take(&View::of(&guest.memory), &CpuContext { regs, cpu }, user_regs, &everything);
+        capture.take(&View::of(&guest.memory), &CpuContext { regs, cpu }, user_regs, &everything, None);
         capture
     };
     guest.save_task(UTEXT, 0, 0x33);
@@ -124,7 +124,7 @@ fn position_without_vcpu_state_is_the_address_alone() {
     let mut capture = guest.capture(&guest.in_user(UTEXT, 0), &everything);
     let regs = GuestRegs { ip: TEXT, user: false };
     let cpu = None;
-    capture.take(&View::of(&guest.memory), &CpuContext { regs, cpu }, SAVED, &everything);
+    capture.take(&View::of(&guest.memory), &CpuContext { regs, cpu }, SAVED, &everything, None);
     assert_eq!(capture.chain(), [KERNEL, TEXT]);
     assert_eq!((capture.regs_user(), capture.regs_intr()), (None, None));
     assert_eq!(capture.stack(), None);
