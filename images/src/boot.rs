@@ -15,6 +15,7 @@ use crate::cpio::Archive;
 use crate::daemon::Daemon;
 use crate::digest::Key;
 use crate::error::BootError;
+use crate::file_error::FileError;
 use crate::initramfs;
 use crate::kernel::{Kernel, Sources};
 use crate::kvm_host::{self, KvmHost, KvmHostChoice, Place};
@@ -104,6 +105,8 @@ pub struct Boot {
     pub timeout: Duration,
     /// More arguments for `vmm run`, or for `vmm serve`.
     pub vmm_args: Vec<String>,
+    /// Whether the VMM gets the ORC tables of the guest's kernel, if it has any.
+    pub orc: bool,
     /// More arguments for the other VMM, if the device is beside one.
     pub other_args: Vec<String>,
     /// More words for the guest kernel's command line.
@@ -129,6 +132,7 @@ impl Default for Boot {
             carrier: Carrier::Vmm,
             timeout: Duration::from_secs(180),
             vmm_args: Vec::new(),
+            orc: false,
             other_args: Vec::new(),
             append: String::new(),
             post_run: None,
@@ -210,7 +214,12 @@ impl Boot {
         Ok(initramfs::concatenate(&archives, &run.finish()?)?)
     }
 
-    fn vmm_arguments(&self, kernel: &str, initramfs: &str, report: &str) -> Vec<String> {
+    /// The file with the ORC tables of the guest's kernel, if they are wanted.
+    fn tables(&self, parts: &Parts) -> Result<Option<PathBuf>, BootError> {
+        Ok(if self.orc { parts.kernel.orc(parts.cache)? } else { None })
+    }
+
+    fn vmm_arguments(&self, kernel: &str, initramfs: &str, report: &str, tables: Option<&str>) -> Vec<String> {
         let (vcpus, memory) = (self.vcpus.to_string(), self.memory_mib.to_string());
         let cmdline = [CMDLINE, &self.append].join(" ");
         let ours = [
@@ -221,7 +230,8 @@ impl Boot {
             ["--memory", &memory],
             ["--report", report],
         ];
-        let ours = ours.iter().flatten().map(|argument| (*argument).to_owned());
+        let tables = tables.map(|tables| ["--vmlinux", tables]);
+        let ours = ours.iter().chain(&tables).flatten().map(|argument| (*argument).to_owned());
         ["run".to_owned()].into_iter().chain(ours).chain(self.vmm_args.iter().cloned()).collect()
     }
 
@@ -231,7 +241,9 @@ impl Boot {
         let kernel = parts.kernel.image.to_string_lossy();
         let report_path = report.path().to_string_lossy();
         let mut command = Command::new(parts.programs.vmm()?);
-        command.args(self.vmm_arguments(&kernel, &initramfs.path(), &report_path));
+        let tables = self.tables(parts)?;
+        let tables = tables.as_ref().map(|tables| tables.to_string_lossy());
+        command.args(self.vmm_arguments(&kernel, &initramfs.path(), &report_path, tables.as_deref()));
         let directory = tempfile::tempdir().map_err(BootError::Temporary)?;
         if self.post_run.is_some() {
             command.current_dir(directory.path());
@@ -250,9 +262,14 @@ impl Boot {
     }
 
     fn run_lab(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, BootError> {
-        let arguments = self.vmm_arguments("/guest/kernel", "/guest/initramfs", REPORT);
+        let tables = self.tables(parts)?;
+        let path = tables.as_ref().map(|_| "/guest/orc");
+        let arguments = self.vmm_arguments("/guest/kernel", "/guest/initramfs", REPORT, path);
         let words: Vec<String> = arguments.iter().map(|argument| quote(argument)).collect();
         let mut run = Archive::new();
+        if let Some(tables) = tables {
+            run.file("guest/orc", 0o644, &fs::read(&tables).map_err(FileError::at(&tables))?)?;
+        }
         let vmm = format!("vmm {}", words.join(" "));
         let job = match &self.post_run {
             None => format!("exec {vmm}\n"),

@@ -226,6 +226,9 @@ pub(crate) struct BootArgs {
     /// One more argument for `vmm run`, or beside another VMM for `vmm serve`; may be given again
     #[arg(long = "vmm-arg", value_name = "ARG", allow_hyphen_values = true)]
     vmm_args: Vec<String>,
+    /// Give the VMM the ORC tables of the guest's kernel, so that call chains have the kernel's callers
+    #[arg(long)]
+    orc: bool,
     /// More words for the guest kernel's command line
     #[arg(long, value_name = "WORDS", default_value = "")]
     append: String,
@@ -274,6 +277,7 @@ impl BootArgs {
             },
             timeout: Duration::from_secs(self.timeout),
             vmm_args: self.vmm_args.clone(),
+            orc: self.orc,
             other_args: Vec::new(),
             append: self.append.clone(),
             post_run: None,

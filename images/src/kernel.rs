@@ -12,6 +12,7 @@ use crate::debug::{self, Debug};
 use crate::digest::{DigestError, Key};
 use crate::file_error::FileError;
 use crate::kallsyms;
+use crate::orc;
 use crate::packages::{self, KernelPackages, PackageError};
 use crate::prerequisites::PrerequisiteError;
 use crate::process::ProcessError;
@@ -22,6 +23,8 @@ use crate::vmlinux::{self, VmlinuxError};
 /// The series that is booted by default.
 pub const DEFAULT_SERIES: &str = "6.1";
 const SYSTEM_MAP: &str = "System.map";
+/// Name of the file with the ORC tables.
+const ORC: &str = "vmlinux.orc";
 /// Directories of unpacked packages: programs, the compiler's own programs, and the kernel's build tools.
 const PROGRAMS: &str = "usr/bin";
 const LIBEXEC: &str = "usr/libexec";
@@ -252,6 +255,23 @@ impl Kernel {
             Ok(())
         })?;
         Ok(Some(place.join(SYSTEM_MAP)).filter(|path| path.is_file()))
+    }
+
+    /// An ELF file with the kernel's ORC tables, for `vmm run --vmlinux`; `None` if the kernel has none.
+    ///
+    /// # Errors
+    /// [`KernelError`].
+    pub fn orc(&self, cache: &Cache) -> Result<Option<PathBuf>, KernelError> {
+        let place = cache.get(&self.arch.kind("orc"), &self.id, |root| {
+            let kernel = fs::read(&self.image).map_err(FileError::at(&self.image))?;
+            let Some(tables) = orc::tables(&kernel) else {
+                return Ok::<_, KernelError>(());
+            };
+            let path = root.join(ORC);
+            fs::write(&path, tables).map_err(FileError::at(&path))?;
+            Ok(())
+        })?;
+        Ok(Some(place.join(ORC)).filter(|path| path.is_file()))
     }
 
     fn own(image: &Path, sources: &Sources) -> Result<Self, KernelError> {

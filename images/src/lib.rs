@@ -29,6 +29,7 @@ pub mod lab;
 pub mod lz4;
 pub mod machine;
 pub mod module;
+mod orc;
 mod other_vmm;
 pub mod packages;
 pub mod post_run;

@@ -36,6 +36,9 @@ fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
             if let Some(symbols) = kernel.symbols(cache)? {
                 println!("symbols {}", symbols.display());
             }
+            if let Some(tables) = kernel.orc(cache)? {
+                println!("orc {}", tables.display());
+            }
             if let Some(modules) = kernel.modules {
                 println!("modules {}", modules.display());
             }

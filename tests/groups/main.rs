@@ -83,6 +83,11 @@ mod hostile {
     tests::group!("hostile");
 }
 
+/// Callers in a kernel without frame pointers. The VMM has the kernel's ORC tables.
+mod kernel_chains {
+    tests::group!("kernel-chains", on_x86_64(), with_orc(), with_files(images::third_party::perf));
+}
+
 /// Counts that the guest's kernel reads while its driver works on the same CPU.
 mod nesting {
     // A driver that waits for itself hangs its CPU. The kernel then panics, so that the test fails soon, with its name.

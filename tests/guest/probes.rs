@@ -31,9 +31,28 @@ pub(crate) struct Probe {
 impl Probe {
     /// Probes a function. The kernel refuses to probe some functions, for example those that handle probes.
     pub(crate) fn of(function: &str) -> io::Result<Self> {
-        write_line(&format!("p:{GROUP}/{function} {function}"))?;
-        let id = tracepoint(GROUP, function)?;
-        Ok(Self { name: function.to_owned(), id })
+        Self::at(function, function)
+    }
+
+    /// Like [`Probe::of`], for the last of several functions with this name.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn of_last(function: &str) -> io::Result<Self> {
+        let symbols = fs::read_to_string("/proc/kallsyms")?;
+        let mut lines = symbols.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let last = lines.rfind(|words| words.get(2) == Some(&function));
+        let address = last.and_then(|words| words.first().copied()).ok_or(io::ErrorKind::NotFound)?;
+        Self::at(function, &format!("0x{address}"))
+    }
+
+    fn at(name: &str, place: &str) -> io::Result<Self> {
+        write_line(&format!("p:{GROUP}/{name} {place}"))?;
+        let id = tracepoint(GROUP, name)?;
+        Ok(Self { name: name.to_owned(), id })
+    }
+
+    /// The probe's name as perf's option `-e` takes it.
+    pub(crate) fn event(&self) -> String {
+        format!("{GROUP}:{}", self.name)
     }
 }
 

@@ -106,6 +106,8 @@ pub struct Group {
     /// Whether the guest gets its own kernel's image as a file.
     with_kernel: bool,
     vmm_args: &'static [&'static str],
+    /// Whether the VMM gets the ORC tables of the guest's kernel.
+    with_orc: bool,
     append: &'static str,
     kvm_host: KvmHostChoice,
     /// Whether the device is in a process of its own, beside another VMM.
@@ -129,6 +131,7 @@ impl Group {
             files: |_| Ok(Files::new()),
             with_kernel: false,
             vmm_args: UNTHROTTLED,
+            with_orc: false,
             append: "",
             kvm_host: KvmHostChoice::Auto,
             beside: false,
@@ -165,6 +168,13 @@ impl Group {
     #[must_use]
     pub const fn started(mut self, vmm_args: &'static [&'static str]) -> Self {
         self.vmm_args = vmm_args;
+        self
+    }
+
+    /// Gives the VMM the ORC tables of the guest's kernel.
+    #[must_use]
+    pub const fn with_orc(mut self) -> Self {
+        self.with_orc = true;
         self
     }
 
@@ -392,6 +402,7 @@ fn run(group: &Group) -> Result<Booted, String> {
             (None, _) => usual.vcpus,
         },
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
+        orc: group.with_orc,
         append: group.append.into(),
         kvm_host,
         carrier,

@@ -19,7 +19,7 @@ use crate::third_party;
 /// Number of marks that the guest places before it panics, with the values 1, 2, ...
 const MARKS: u64 = 40;
 /// Events that the flight recorder records.
-const EVENTS: [&str; 2] = ["marks", "cpu-clock,freq=100"];
+const EVENTS: [&str; 2] = ["marks", "cpu-clock,freq=100,call-graph"];
 /// The line between the output that is shown to the user and the output that the demo checks.
 const CHECKED: &str = "@@marks";
 /// The beginning of a line before each picture, which names it. Its bytes follow in hexadecimal digits.
@@ -61,6 +61,7 @@ pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
         kvm_host: choice,
         echo: true,
         vmm_args: arguments,
+        orc: true,
         post_run: Some(PostRun { command: host_command(), files }),
         ..Boot::default()
     }
@@ -110,7 +111,7 @@ fn host_command() -> String {
 set -e
 show "perf script -i perf.data -F tid,cpu,time,event,addr,ip,sym > script"
 show "grep marks script | tail -n 4"
-show "tail -n 12 script"
+show "awk 'BEGIN {{ RS = \"\" }} / panic/ {{ last = \$0 }} END {{ print last }}' script | tail -n 32"
 {export}echo {CHECKED}
 perf script -i perf.data -F event,addr
 {print}"#

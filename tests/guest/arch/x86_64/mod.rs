@@ -2,6 +2,7 @@
 
 mod attacks;
 mod hardware;
+mod kernel_chains;
 pub(crate) mod known_code;
 pub(crate) mod mmio_pio;
 mod ports;
