@@ -382,8 +382,8 @@ static void ring_vm_close(struct vm_area_struct *vma)
 	mutex_unlock(&file->dev->output_lock);
 }
 
-/* A ring is always mapped whole. */
-static int ring_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
+/* A ring or an area is always mapped whole. */
+static int whole_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
 {
 	return -EINVAL;
 }
@@ -391,7 +391,7 @@ static int ring_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
 static const struct vm_operations_struct ring_vm_ops = {
 	.open = ring_vm_open,
 	.close = ring_vm_close,
-	.may_split = ring_vm_may_split,
+	.may_split = whole_vm_may_split,
 };
 
 /*
@@ -417,7 +417,7 @@ static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 static const struct vm_operations_struct window_vm_ops = {
 	.open = ring_vm_open,
 	.close = ring_vm_close,
-	.may_split = ring_vm_may_split,
+	.may_split = whole_vm_may_split,
 	.fault = ring_vm_fault,
 };
 
@@ -773,16 +773,10 @@ static void aux_vm_close(struct vm_area_struct *vma)
 	mutex_unlock(&file->dev->output_lock);
 }
 
-/* An area is always mapped whole. */
-static int aux_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
-{
-	return -EINVAL;
-}
-
 static const struct vm_operations_struct aux_vm_ops = {
 	.open = aux_vm_open,
 	.close = aux_vm_close,
-	.may_split = aux_vm_may_split,
+	.may_split = whole_vm_may_split,
 };
 
 /*
