@@ -300,9 +300,12 @@ fn open_of_unlisted_event_is_refused() -> Outcome {
     ensure_eq!(refused(EventAttr::new(pmu, 0x101 << 48 | 99)), libc::ENOENT, "an unknown reason");
     let mark = vpmu.attr("mark=1")?;
     ensure_eq!(refused(mark.clone().on_cpu(4096)), libc::EINVAL, "no such CPU");
-    let nobody = EventAttr { pid: 0x3f_ffff, ..mark.clone() };
+    let nobody = mark.clone().of_task(0x3f_ffff);
     ensure_eq!(refused(nobody), libc::ESRCH, "no such task");
-    let fields = EventAttr { period: 1, sample_type: 1 << 11, ..mark.clone() };
+    let fields = mark.clone().with(|attr| {
+        attr.period = 1;
+        attr.sample_type = 1 << 11;
+    });
     ensure!(
         [libc::EINVAL, libc::EOPNOTSUPP].contains(&refused(fields)),
         "wrong errno for a sample field that is not supported"

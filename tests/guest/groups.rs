@@ -263,7 +263,7 @@ fn child_places(times: u32) -> Outcome {
 #[apply(guest_test)]
 fn inherited_group_is_read_with_its_children() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let attr = EventAttr { inherit: true, ..marks(&vpmu, 3)? };
+    let attr = marks(&vpmu, 3)?.with(|attr| attr.inherit = true);
     let leader = vpmu.open_event(&attr)?;
     let sibling = vpmu.open_member(&attr, &leader)?;
     leader.enable()?;
@@ -283,9 +283,9 @@ fn inherited_group_is_read_with_its_children() -> Outcome {
 fn group_waits_for_its_leaders_exec() -> Outcome {
     let vpmu = Vpmu::open()?;
     let group = |inherit| -> Fallible<(Event, Event)> {
-        let attr = EventAttr { inherit, ..marks(&vpmu, 3)? };
-        let leader = vpmu.open_event(&EventAttr { enable_on_exec: true, ..attr.clone() })?;
-        let enabled = EventAttr { disabled: false, ..attr };
+        let attr = marks(&vpmu, 3)?.with(|attr| attr.inherit = inherit);
+        let leader = vpmu.open_event(&attr.clone().with(|attr| attr.enable_on_exec = true))?;
+        let enabled = attr.with(|attr| attr.disabled = false);
         let sibling = vpmu.open_member(&enabled, &leader)?;
         Ok((leader, sibling))
     };
@@ -359,7 +359,10 @@ fn limit_continues_after_a_pause() -> Outcome {
 fn groups_come_and_go_while_tasks_fork() -> Outcome {
     let vpmu = Vpmu::open()?;
     let stop = AtomicBool::new(false);
-    let attr = EventAttr { inherit: true, disabled: false, ..marks(&vpmu, 3)? };
+    let attr = marks(&vpmu, 3)?.with(|attr| {
+        attr.inherit = true;
+        attr.disabled = false;
+    });
     thread::scope(|scope| -> Outcome {
         let (tell, reported) = std::sync::mpsc::channel();
         let forker = scope.spawn({

@@ -1,6 +1,7 @@
 //! Tests of the client library on the real device, except for counting and sampling.
 
-use vpmu_client::{Engine, EventAttr, Record, Sample, Vpmu};
+use vpmu_client::marks::MarksError;
+use vpmu_client::{Engine, Overwrite, Record, Sample, Vpmu};
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::sampling::{drain, sampling};
@@ -8,7 +9,7 @@ use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "vperf";
 
-fn place(vpmu: &Vpmu, value: u32, times: u32) -> Result<(), vpmu_client::Error> {
+fn place(vpmu: &Vpmu, value: u32, times: u32) -> Result<(), MarksError> {
     (0..times).try_for_each(|_| vpmu.mark(value))
 }
 
@@ -46,8 +47,8 @@ fn backward_ring_keeps_the_latest_records() -> Outcome {
     // A record has 56 bytes: a header of 8 bytes and six words. So a page has room for 73 records.
     const FIT: usize = 4096 / 56;
     let vpmu = Vpmu::open()?;
-    let event = vpmu.open_event(&EventAttr { backward: true, ..vpmu.attr("mark=9")?.sampling(1) })?;
-    let ring = event.map_overwrite(0)?;
+    let event = vpmu.open_event(&vpmu.attr("mark=9")?.sampling(1).with(|attr| attr.backward = true))?;
+    let ring = Overwrite::map(&event, 0)?;
     event.enable()?;
     ensure_eq!(ring.snapshot()?.len(), 0, "records before the first mark");
     place(&vpmu, 9, 500)?;
@@ -95,7 +96,7 @@ fn group_reads_at_one_moment() -> Outcome {
     let attr = |name: &str| Ok::<_, vpmu_client::Error>(vpmu.attr(name)?.on_cpu(0).reading_group());
     let leader = vpmu.open_event(&attr("mark=9")?)?;
     let open = |name: &str| {
-        let attr = EventAttr { disabled: false, ..attr(name)? };
+        let attr = attr(name)?.with(|attr| attr.disabled = false);
         vpmu.open_member(&attr, &leader)
     };
     let (twin, other) = (open("mark=9")?, open("mark=10")?);

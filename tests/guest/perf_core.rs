@@ -72,7 +72,7 @@ fn perf_counts_a_cpu_exactly() -> Outcome {
 #[apply(guest_test)]
 fn perf_inherits() -> Outcome {
     let pmu = PerfPmu::open()?;
-    let attr = EventAttr { inherit: true, ..mark_attr(&pmu, 8)? };
+    let attr = mark_attr(&pmu, 8)?.with(|attr| attr.inherit = true);
     let event = pmu.open_event(&attr)?;
     event.enable()?;
     let status = std::process::Command::new("/proc/self/exe").args(["mark", "8", "25"]).status()?;
@@ -198,7 +198,10 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let ours = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
     let target = pmu.open_event(&mark_attr(&pmu, 9)?)?;
-    let clock = EventAttr { pmu_type: PERF_TYPE_SOFTWARE, config: 0, ..mark_attr(&pmu, 9)? };
+    let clock = mark_attr(&pmu, 9)?.with(|attr| {
+        attr.pmu_type = PERF_TYPE_SOFTWARE;
+        attr.config = 0;
+    });
     let clock = pmu.open_event(&clock)?;
     ensure_eq!(errno_of(clock.flush().err()), Some(libc::EBADF), "errno for an event of the guest's kernel");
     let elsewhere = pmu.open_event(&mark_attr(&pmu, 9)?.on_cpu(0))?;
@@ -207,7 +210,7 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
         ensure_eq!(errno_of(refused), Some(expected), "errno for the target");
     }
     // It does not matter who writes an event's records, or whether tasks inherit it.
-    let inherited = pmu.open_event(&EventAttr { inherit: true, ..mark_attr(&pmu, 9)? })?;
+    let inherited = pmu.open_event(&mark_attr(&pmu, 9)?.with(|attr| attr.inherit = true))?;
     let hosts = vpmu.open_event(&vpmu.attr("mark=9")?)?;
     ours.set_starter_of(&inherited)?;
     ours.set_starter_of(&hosts)?;
@@ -270,7 +273,10 @@ fn bpf_program_runs_for_each_sample_of_any_fields() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     for (sample_type, wakeup) in [(CHAIN_AND_EMPTY_STACK, 1), (u64::from(SAMPLE_RAW), 0)] {
         let attr = mark_attr(&pmu, 8)?.sampling(1).on_cpu(0);
-        let event = pmu.open_event(&EventAttr { sample_type, wakeup, ..attr })?;
+        let event = pmu.open_event(&attr.with(|attr| {
+            attr.sample_type = sample_type;
+            attr.wakeup = wakeup;
+        }))?;
         let counter = os::BpfCounter::load(true)?;
         counter.attach(event.as_fd())?;
         event.enable()?;
@@ -370,7 +376,7 @@ pub(crate) fn take_samples(ring: &mut Ring) -> Fallible<u64> {
 /// Opens a view of the persistent event `id` through `perf_event_open(2)`.
 fn open_view(vpmu: &Vpmu, pmu: &PerfPmu, id: u64) -> Fallible<Event> {
     let attr = EventAttr::new(vpmu.info().persistent_type, id);
-    Ok(pmu.open_event(&EventAttr { disabled: false, ..attr.sampling(1).on_cpu(0) })?)
+    Ok(pmu.open_event(&attr.sampling(1).on_cpu(0).with(|attr| attr.disabled = false))?)
 }
 
 #[apply(guest_test)]

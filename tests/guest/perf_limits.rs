@@ -125,12 +125,11 @@ fn clock_that_waits_has_not_run() -> Outcome {
 fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
-    let clock =
-        |name| -> Fallible<EventAttr> { Ok(EventAttr { pid: -1, cpu: 1, ..pmu.attr(name)?.sampling(1_000_000) }) };
+    let clock = |name| -> Fallible<EventAttr> { Ok(pmu.attr(name)?.sampling(1_000_000).on_cpu(1)) };
     let first = pmu.open_event(&clock("cpu-clock")?)?;
     let second = pmu.open_event(&clock("task-clock")?.reading_group())?;
     let _rings = [first.map(8)?, second.map(8)?];
-    let member = EventAttr { pid: -1, cpu: 1, ..pmu.attr(cpu::PORT_EXITS)? };
+    let member = pmu.attr(cpu::PORT_EXITS)?.on_cpu(1);
     let members = (0..64).map(|_| pmu.open_member(&member, &second));
     let members: Vec<Event> = members.collect::<Result<_, _>>()?;
     first.enable()?;
@@ -152,7 +151,7 @@ fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
     let open = |name| -> Fallible<Event> {
-        Ok(pmu.open_event(&EventAttr { pinned: true, ..pmu.attr(name)?.sampling(1_000_000) })?)
+        Ok(pmu.open_event(&pmu.attr(name)?.sampling(1_000_000).with(|attr| attr.pinned = true))?)
     };
     let [first, second] = [open("cpu-clock")?, open("task-clock")?];
     first.enable()?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use vpmu_client::attr::SAMPLE_TIME;
 use vpmu_client::perf::PerfPmu;
-use vpmu_client::{EventAttr, Vpmu};
+use vpmu_client::{EventAttr, Overwrite, Vpmu};
 
 use crate::ensure::{ensure, ensure_eq, errno};
 use crate::perf_command::{record, row_of, script, stat};
@@ -195,7 +195,7 @@ fn perf_core_samples_rings_that_are_read() -> Outcome {
     fresh()?;
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let attr = vpmu.attr("mark=6")?.sampling(1).on_cpu(1);
-    let overwritten = EventAttr { backward: true, ..attr.clone().persistent() };
+    let overwritten = attr.clone().persistent().with(|attr| attr.backward = true);
     let event = vpmu.open_event(&overwritten)?;
     let id = event.detach("read")?;
     let view = EventAttr::new(vpmu.info().persistent_type, id);
@@ -204,7 +204,7 @@ fn perf_core_samples_rings_that_are_read() -> Outcome {
     let refusal = Some(libc::EOPNOTSUPP);
     ensure_eq!(refused(&view), refusal, "errno for an event without a ring");
     // No reader consumes the records of a ring that is mapped to be overwritten.
-    drop(event.map_overwrite(2)?);
+    drop(Overwrite::map(&event, 2)?);
     ensure_eq!(refused(&view), refusal, "errno for a ring that overwrites");
     event.attach()?;
 
@@ -213,13 +213,13 @@ fn perf_core_samples_rings_that_are_read() -> Outcome {
     let event = vpmu.open_event(&attr.persistent())?;
     let id = event.detach("timeless")?;
     drop(event.map(2)?);
-    let view = EventAttr { config: id, ..view };
+    let view = view.with(|attr| attr.config = id);
     ensure_eq!(refused(&view), refusal, "errno for a field that no record has");
     let mut timeless = view;
     timeless.sample_type &= !SAMPLE_TIME;
     let opened = pmu.open_event(&timeless)?;
     // A counting view needs no samples.
-    let counting = EventAttr { period: 0, ..timeless };
+    let counting = timeless.with(|attr| attr.period = 0);
     pmu.open_event(&counting)?;
     drop(opened);
     event.attach()?;

@@ -68,8 +68,7 @@ fn only_events_with_a_ring_have_its_descriptor() -> Outcome {
 #[apply(guest_test)]
 fn ring_keeps_its_event_open() -> Outcome {
     let device = Device::open()?;
-    let attr = silent(device.marks(VALUE, 1, TIME));
-    let mut attr = bindings::perf_event_attr { ..attr };
+    let mut attr = silent(device.marks(VALUE, 1, TIME));
     attr.__bindgen_anon_3.config1 = uapi::CONFIG1_RING;
     attr.set_disabled(0);
     let event = kernels(&attr, How::OWN)?;

@@ -58,10 +58,10 @@ fn sample_for_each_period() -> Outcome {
 fn samples_name_task_and_address() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(1)?;
-    let attr = EventAttr {
-        sample_type: SAMPLE_DEFAULT | SAMPLE_STREAM_ID | SAMPLE_IDENTIFIER,
-        ..vpmu.attr("mark=9")?.sampling(1)
-    };
+    let attr = vpmu
+        .attr("mark=9")?
+        .sampling(1)
+        .with(|attr| attr.sample_type = SAMPLE_DEFAULT | SAMPLE_STREAM_ID | SAMPLE_IDENTIFIER);
     let (event, mut ring) = sampling(&vpmu, &attr, 2)?;
     for _ in 0..10 {
         vpmu.mark(9)?;
@@ -152,8 +152,10 @@ fn samples_follow_their_task() -> Outcome {
 #[apply(guest_test)]
 fn childs_samples_reach_the_parents_ring() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let attr =
-        EventAttr { inherit: true, sample_type: SAMPLE_DEFAULT | SAMPLE_STREAM_ID, ..vpmu.attr("mark=3")?.sampling(1) };
+    let attr = vpmu.attr("mark=3")?.sampling(1).with(|attr| {
+        attr.inherit = true;
+        attr.sample_type = SAMPLE_DEFAULT | SAMPLE_STREAM_ID;
+    });
     let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
     vpmu.mark(3)?;
     let status = Command::new("/proc/self/exe").args(["mark", "3", "20"]).status()?;
@@ -183,7 +185,7 @@ fn siblings_are_distinguished() -> Outcome {
     // The children inherit this thread's CPU affinity, so they share one CPU. After each mark, this CPU switches to the
     // other child.
     cpu::pin(0)?;
-    let attr = EventAttr { inherit: true, ..vpmu.attr("mark=3")?.sampling(1) };
+    let attr = vpmu.attr("mark=3")?.sampling(1).with(|attr| attr.inherit = true);
     let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
     let (first_reads, mut second_writes) = io::pipe()?;
     let (second_reads, first_writes) = io::pipe()?;

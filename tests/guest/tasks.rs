@@ -4,7 +4,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use vpmu_client::{EventAttr, Vpmu};
+use vpmu_client::Vpmu;
 
 use crate::Outcome;
 use crate::counting::counting;
@@ -77,7 +77,7 @@ fn child_places(times: u32) -> Outcome {
 #[apply(guest_test)]
 fn children_are_inherited() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let attr = EventAttr { inherit: true, ..vpmu.attr("mark=3")? };
+    let attr = vpmu.attr("mark=3")?.with(|attr| attr.inherit = true);
     let event = vpmu.open_event(&attr)?;
     event.enable()?;
     vpmu.mark(3)?;

@@ -2,7 +2,6 @@
 //! in overwrite mode, copies only the newest part. Readers do not parse packets.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -84,7 +83,7 @@ struct AreaMapping {
 impl AreaMapping {
     /// Stores the area's offset and size in the ring's metadata page, as perf requires, and then
     /// maps the area. In the event's file, the area starts where the ring ends.
-    fn new(event: BorrowedFd<'_>, ring: &Ring, pages_log2: u32, writable: bool) -> Result<Self, AreaError> {
+    fn new(event: &Event, ring: &Ring, pages_log2: u32, writable: bool) -> Result<Self, AreaError> {
         let bytes = 1usize
             .checked_shl(pages_log2)
             .and_then(|pages| pages.checked_mul(PAGE_SIZE))
@@ -93,7 +92,7 @@ impl AreaMapping {
         let offset = ring.len() as u64;
         ring.store(AUX_OFFSET, offset, Ordering::Relaxed);
         ring.store(AUX_SIZE, bytes as u64, Ordering::Relaxed);
-        let mapping = Mapping::map(event, offset, bytes, writable);
+        let mapping = event.ring_fd().and_then(|fd| Mapping::map(fd, offset, bytes, writable));
         let mapping = mapping.map_err(|source| AreaError::Map { pages: bytes / PAGE_SIZE, source })?;
         Ok(Self { mapping, ring })
     }
@@ -131,7 +130,13 @@ pub struct Area {
 }
 
 impl Area {
-    pub(crate) fn new(event: BorrowedFd<'_>, ring: &Ring, pages_log2: u32) -> Result<Self, AreaError> {
+    /// Maps an AUX area of 2^`pages_log2` pages for a trace whose ring is `ring`. Reading the area
+    /// frees its space.
+    ///
+    /// # Errors
+    /// [`AreaError::Map`], with `EOPNOTSUPP` if the event is not a trace and `EINVAL` if its area
+    /// has another size; [`AreaError::TooLarge`].
+    pub fn map(event: &Event, ring: &Ring, pages_log2: u32) -> Result<Self, AreaError> {
         let mapping = AreaMapping::new(event, ring, pages_log2, true)?;
         let tail = mapping.ring.load(AUX_TAIL, Ordering::Relaxed);
         Ok(Self { mapping, tail })
@@ -206,8 +211,12 @@ pub struct Snapshot<'a> {
 }
 
 impl<'a> Snapshot<'a> {
-    pub(crate) fn new(event: &'a Event, ring: &Ring, pages_log2: u32) -> Result<Self, AreaError> {
-        let mapping = AreaMapping::new(event.area_fd()?, ring, pages_log2, false)?;
+    /// Maps an AUX area of 2^`pages_log2` pages that keeps the newest part of the trace.
+    ///
+    /// # Errors
+    /// See [`Area::map`].
+    pub fn map(event: &'a Event, ring: &Ring, pages_log2: u32) -> Result<Self, AreaError> {
+        let mapping = AreaMapping::new(event, ring, pages_log2, false)?;
         Ok(Self { event, mapping })
     }
 

@@ -29,14 +29,18 @@ impl Host {
         Self { ring: Ring::new(file.as_fd(), 1, layout).unwrap(), file, size: pages * PAGE, head: 0 }
     }
 
+    fn event(&self) -> Event {
+        Event::of_perf(self.file.try_clone().unwrap().into(), &EventAttr::new(0, 0))
+    }
+
     fn area(&self) -> Area {
         let pages_log2 = (self.size / PAGE).ilog2();
-        Area::new(self.file.as_fd(), &self.ring, pages_log2).unwrap()
+        Area::map(&self.event(), &self.ring, pages_log2).unwrap()
     }
 
     fn mapping(&self) -> AreaMapping {
         let pages_log2 = (self.size / PAGE).ilog2();
-        AreaMapping::new(self.file.as_fd(), &self.ring, pages_log2, false).unwrap()
+        AreaMapping::new(&self.event(), &self.ring, pages_log2, false).unwrap()
     }
 
     fn put(&self, offset: usize, value: u64) {
@@ -239,7 +243,7 @@ fn snapshot_of_event_that_reads_its_group_has_its_bytes() {
 fn sizes_that_no_machine_has_are_refused() {
     let host = Host::new(1);
     for pages_log2 in [52, 63, 64, u32::MAX] {
-        let error = Area::new(host.file.as_fd(), &host.ring, pages_log2).unwrap_err();
+        let error = Area::map(&host.event(), &host.ring, pages_log2).unwrap_err();
         assert!(matches!(error, AreaError::TooLarge(_)), "{pages_log2}: {error}");
     }
 }

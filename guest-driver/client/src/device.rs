@@ -14,7 +14,7 @@ use crate::Error;
 use crate::attr::EventAttr;
 use crate::catalogue::{Catalogue, Entry};
 use crate::event::Event;
-use crate::marks::Marks;
+use crate::marks::{Marks, MarksError};
 use crate::persistent::{self, Persistent, PersistentError};
 use crate::sys;
 
@@ -51,9 +51,6 @@ pub enum DeviceError {
     /// The catalogue cannot be read.
     #[error("cannot read the vPMU's catalogue")]
     Catalogue(#[source] io::Error),
-    /// A mark was refused.
-    #[error("cannot place a mark")]
-    Mark(#[source] io::Error),
     /// Pending samples could not be written.
     #[error("cannot flush pending samples")]
     Flush(#[source] io::Error),
@@ -237,18 +234,18 @@ impl Vpmu {
     /// Places the mark `value` on the caller's CPU: one VM exit.
     ///
     /// # Errors
-    /// [`Error::Device`] if the device supports no marks.
-    pub fn mark(&self, value: u32) -> Result<(), Error> {
-        Ok(sys::mark(self.file.as_fd(), value).map_err(DeviceError::Mark)?)
+    /// [`MarksError::Place`] if the device supports no marks.
+    pub fn mark(&self, value: u32) -> Result<(), MarksError> {
+        sys::mark(self.file.as_fd(), value).map_err(MarksError::Place)
     }
 
     /// Maps the doorbell, so that a store can place a mark. If the kernel refuses the mapping, each
     /// mark takes a system call instead.
     ///
     /// # Errors
-    /// [`Error::Marks`].
-    pub fn marks(&self) -> Result<Marks, Error> {
-        Ok(Marks::on(self.as_fd())?)
+    /// [`MarksError::Keep`].
+    pub fn marks(&self) -> Result<Marks, MarksError> {
+        Marks::on(self.as_fd())
     }
 
     /// Makes the device write all pending samples and packets of persistent events to their rings and

@@ -40,7 +40,7 @@ pub enum Error {
     /// From starters and stoppers.
     #[error(transparent)]
     Trigger(#[from] trigger::TriggerError),
-    /// From setting up marks.
+    /// From marks.
     #[error(transparent)]
     Marks(#[from] marks::MarksError),
     /// From perf core.

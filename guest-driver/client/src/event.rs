@@ -13,10 +13,7 @@ use std::time::Duration;
 
 use rustix::event::PollFlags;
 
-use crate::area::{Area, AreaError, Snapshot};
 use crate::attr::{Engine, EventAttr, FORMAT_GROUP};
-use crate::history::{History, HistoryError};
-use crate::overwrite::{Overwrite, OverwriteError};
 use crate::persistent::{self, PersistentError};
 use crate::reading::{self, Reading};
 use crate::record::Layout;
@@ -116,9 +113,14 @@ impl Event {
         self.ring_fd().map_err(|source| RingError::Map { pages, source })
     }
 
-    /// The descriptor through which the AUX area is mapped.
-    pub(crate) fn area_fd(&self) -> Result<BorrowedFd<'_>, AreaError> {
-        self.ring_fd().map_err(|source| AreaError::Map { pages: 0, source })
+    /// The layout of the event's records.
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Whether the event's ring is written backwards.
+    pub(crate) fn is_backward(&self) -> bool {
+        self.backward
     }
 
     /// Makes one of the driver's own calls for the event, through the device file.
@@ -355,48 +357,6 @@ impl Event {
     /// See [`Event::map`].
     pub fn map_pages(&self, data_pages: usize) -> Result<Ring, RingError> {
         Ring::new(self.map_fd(data_pages)?, data_pages, self.layout)
-    }
-
-    /// Maps the metadata page and 2^`pages_log2` data pages of an event opened with
-    /// [`EventAttr::backward`], to keep the newest records for a snapshot.
-    ///
-    /// # Errors
-    /// See [`Event::map`]; [`OverwriteError::Forward`].
-    pub fn map_overwrite(&self, pages_log2: u32) -> Result<Overwrite<'_>, OverwriteError> {
-        if !self.backward {
-            return Err(OverwriteError::Forward);
-        }
-        let pages = 1usize.checked_shl(pages_log2).ok_or(RingError::TooLarge(pages_log2))?;
-        Ok(Overwrite::new(self, pages, self.layout)?)
-    }
-
-    /// Maps a ring of `data_pages` data pages to copy its records while the writer and other
-    /// readers continue: nothing is paused or consumed. `overwrites` is true if the ring is in
-    /// overwrite mode; for a persistent event, pass [`crate::Persistent::overwrites`].
-    ///
-    /// # Errors
-    /// See [`Event::map`]; [`HistoryError::Forward`]; [`HistoryError::Backward`].
-    pub fn map_history(&self, data_pages: u32, overwrites: bool) -> Result<History<'_>, HistoryError> {
-        History::new(self, data_pages, self.layout, (overwrites, self.backward))
-    }
-
-    /// Maps an AUX area of 2^`pages_log2` pages for a trace whose ring is `ring`. Reading the area
-    /// frees its space.
-    ///
-    /// # Errors
-    /// [`AreaError::Map`], with `EOPNOTSUPP` if the event is not a trace and `EINVAL` if its area
-    /// has another size; [`AreaError::TooLarge`].
-    pub fn map_aux(&self, ring: &Ring, pages_log2: u32) -> Result<Area, AreaError> {
-        Area::new(self.area_fd()?, ring, pages_log2)
-    }
-
-    /// Like [`Event::map_aux`], in overwrite mode: the area keeps the newest part of the trace for
-    /// a snapshot.
-    ///
-    /// # Errors
-    /// See [`Event::map_aux`].
-    pub fn map_aux_snapshot(&self, ring: &Ring, pages_log2: u32) -> Result<Snapshot<'_>, AreaError> {
-        Snapshot::new(self, ring, pages_log2)
     }
 
     /// Waits until the ring crosses its wakeup watermark, without a time limit if `timeout` is `None`. If a signal or

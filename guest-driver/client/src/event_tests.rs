@@ -35,12 +35,6 @@ fn group_reading_has_every_member() {
 }
 
 #[test]
-fn overwriting_map_of_a_forward_ring_is_refused() {
-    let forward = event(&[], 0);
-    assert!(matches!(forward.map_overwrite(0), Err(OverwriteError::Forward)));
-}
-
-#[test]
 fn short_read_is_an_error() {
     assert!(matches!(event(&[], FORMAT_ALL).read(), Err(EventError::Dead)));
     for got in [7, 24] {

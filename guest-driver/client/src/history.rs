@@ -70,20 +70,22 @@ pub struct RingSnapshot {
 }
 
 impl<'a> History<'a> {
-    pub(crate) fn new(
-        event: &'a Event,
-        data_pages: u32,
-        layout: Layout,
-        (overwrites, backward): (bool, bool),
-    ) -> Result<Self, HistoryError> {
-        let mode = match (overwrites, backward) {
+    /// Maps a ring of `data_pages` data pages to copy its records while the writer and other
+    /// readers continue: nothing is paused or consumed. `overwrites` is true if the ring is in
+    /// overwrite mode; for a persistent event, pass [`crate::Persistent::overwrites`].
+    ///
+    /// # Errors
+    /// See [`Event::map`]; [`HistoryError::Forward`]; [`HistoryError::Backward`].
+    pub fn map(event: &'a Event, data_pages: u32, overwrites: bool) -> Result<Self, HistoryError> {
+        let mode = match (overwrites, event.is_backward()) {
             (true, true) => Mode::Newest,
             (false, false) => Mode::Unread,
             (true, false) => return Err(HistoryError::Forward),
             (false, true) => return Err(HistoryError::Backward),
         };
         let pages = usize::try_from(data_pages).unwrap_or(usize::MAX);
-        Ok(Self { event, mapping: ring::map(event.map_fd(pages)?, pages, Mapping::new_read_only)?, layout, mode })
+        let mapping = ring::map(event.map_fd(pages)?, pages, Mapping::new_read_only)?;
+        Ok(Self { event, mapping, layout: event.layout(), mode })
     }
 
     /// Reads the ring's contents after a flush of the event.

@@ -221,11 +221,13 @@ fn failed_flush_is_reported_unless_event_is_in_error() {
 #[test]
 fn history_needs_ring_that_overwrites_backwards_or_keeps_forwards() {
     let (writer, _mapping) = Writer::new(false);
-    let event = Event::of_perf(writer.file.into(), &EventAttr::new(0, 0));
-    let of = |overwrites, backward| History::new(&event, 1, LAYOUT, (overwrites, backward));
-    assert!(of(true, true).is_ok() && of(false, false).is_ok());
-    let forward = of(true, false).unwrap_err().to_string();
-    assert!(forward.contains("is not written backwards"), "{forward}");
-    let backward = of(false, true).unwrap_err().to_string();
-    assert!(backward.contains("does not overwrite"), "{backward}");
+    let [forward, backward] = [false, true].map(|backward| {
+        let file = writer.file.try_clone().unwrap();
+        Event::of_perf(file.into(), &EventAttr { backward, ..EventAttr::new(0, 0) })
+    });
+    assert!(History::map(&backward, 1, true).is_ok() && History::map(&forward, 1, false).is_ok());
+    let error = History::map(&forward, 1, true).unwrap_err().to_string();
+    assert!(error.contains("is not written backwards"), "{error}");
+    let error = History::map(&backward, 1, false).unwrap_err().to_string();
+    assert!(error.contains("does not overwrite"), "{error}");
 }

@@ -37,11 +37,11 @@
 //! Keep the latest samples and call chains in a ring, to look back after an incident:
 //! ```no_run
 //! # fn main() -> Result<(), vpmu_client::Error> {
-//! use vpmu_client::{EventAttr, Record, Vpmu};
+//! use vpmu_client::{Overwrite, Record, Vpmu};
 //! let vpmu = Vpmu::open()?;
 //! let attr = vpmu.attr("task-clock")?.sampling(1_000_000).with_call_chains(0);
-//! let event = vpmu.open_event(&EventAttr { backward: true, ..attr })?;
-//! let ring = event.map_overwrite(4)?;
+//! let event = vpmu.open_event(&attr.with(|attr| attr.backward = true))?;
+//! let ring = Overwrite::map(&event, 4)?;
 //! event.enable()?;
 //! // ... until the incident ...
 //! for record in ring.snapshot()? {
@@ -55,11 +55,11 @@
 //! Trace every exit to the host's user space during a piece of work, with its duration:
 //! ```no_run
 //! # fn main() -> Result<(), vpmu_client::Error> {
-//! use vpmu_client::{Chunk, Packet, Vpmu};
+//! use vpmu_client::{Area, Chunk, Packet, Vpmu};
 //! let vpmu = Vpmu::open()?;
 //! let event = vpmu.open_event(&vpmu.attr("exit-trace-user")?.tracing(64 << 10))?;
 //! let ring = event.map(0)?;
-//! let mut area = event.map_aux(&ring, 8)?;
+//! let mut area = Area::map(&event, &ring, 8)?;
 //! event.enable()?;
 //! // ... the work ...
 //! event.disable()?;
@@ -78,18 +78,18 @@
 //! while they are written:
 //! ```no_run
 //! # fn main() -> Result<(), vpmu_client::Error> {
-//! use vpmu_client::{EventAttr, Vpmu};
+//! use vpmu_client::{History, Vpmu};
 //! let vpmu = Vpmu::open()?;
 //! let attr = vpmu.attr("task-clock")?.on_cpu(0).sampling(10_000_000).persistent();
-//! let event = vpmu.open_event(&EventAttr { backward: true, ..attr })?;
-//! event.map_history(64, true)?;
+//! let event = vpmu.open_event(&attr.with(|attr| attr.backward = true))?;
+//! History::map(&event, 64, true)?;
 //! event.detach("flight")?;
 //! event.enable()?;
 //! // ... elsewhere, later ...
 //! let flight = vpmu.find_persistent("flight")?;
 //! let event = vpmu.reopen(&flight)?;
 //! if let Some(pages) = flight.data_pages {
-//!     println!("{:?}", event.map_history(pages, flight.overwrites)?.read()?.records);
+//!     println!("{:?}", History::map(&event, pages, flight.overwrites)?.read()?.records);
 //! }
 //! # Ok(())
 //! # }

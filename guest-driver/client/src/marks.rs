@@ -5,18 +5,19 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::Error;
-use crate::device::DeviceError;
 use crate::register::Register;
 use crate::sys;
 
-/// An error of setting up marks.
+/// An error of marks.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MarksError {
     /// The device's descriptor cannot be duplicated.
     #[error("cannot keep the vPMU open for marks")]
     Keep(#[source] io::Error),
+    /// A mark was refused.
+    #[error("cannot place a mark")]
+    Place(#[source] io::Error),
 }
 
 /// The method of placing marks.
@@ -48,11 +49,11 @@ impl Marks {
     /// Places the mark `value`.
     ///
     /// # Errors
-    /// [`Error::Device`] if marks are placed by system calls and the device supports no marks.
-    pub fn place(&self, value: u32) -> Result<(), Error> {
+    /// [`MarksError::Place`] if marks are placed by system calls and the device supports no marks.
+    pub fn place(&self, value: u32) -> Result<(), MarksError> {
         match &self.0 {
             Way::Page(page) => page.store(value),
-            Way::Call(file, _) => sys::mark(file.as_fd(), value).map_err(DeviceError::Mark)?,
+            Way::Call(file, _) => sys::mark(file.as_fd(), value).map_err(MarksError::Place)?,
         }
         Ok(())
     }

@@ -35,8 +35,18 @@ pub struct Overwrite<'a> {
 }
 
 impl<'a> Overwrite<'a> {
-    pub(crate) fn new(event: &'a Event, data_pages: usize, layout: Layout) -> Result<Self, RingError> {
-        Ok(Self { event, mapping: ring::map(event.map_fd(data_pages)?, data_pages, Mapping::new_read_only)?, layout })
+    /// Maps the metadata page and 2^`pages_log2` data pages of an event opened with
+    /// [`EventAttr::backward`](crate::EventAttr::backward), to keep the newest records for a snapshot.
+    ///
+    /// # Errors
+    /// See [`Event::map`]; [`OverwriteError::Forward`].
+    pub fn map(event: &'a Event, pages_log2: u32) -> Result<Self, OverwriteError> {
+        if !event.is_backward() {
+            return Err(OverwriteError::Forward);
+        }
+        let pages = 1usize.checked_shl(pages_log2).ok_or(RingError::TooLarge(pages_log2))?;
+        let mapping = ring::map(event.map_fd(pages)?, pages, Mapping::new_read_only)?;
+        Ok(Self { event, mapping, layout: event.layout() })
     }
 
     /// Copies the records in the ring, oldest first. The writer is paused during the copy, so
@@ -66,7 +76,7 @@ fn records(mapping: &Mapping, layout: &Layout) -> Result<Vec<Record>, RingError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attr::SAMPLE_IP;
+    use crate::attr::{EventAttr, SAMPLE_IP};
     use std::fs::File;
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
@@ -121,6 +131,12 @@ mod tests {
             let oldest = (ip + 1).saturating_sub(170);
             assert_eq!(ips(&mapping), (oldest..=ip).collect::<Vec<u64>>());
         }
+    }
+
+    #[test]
+    fn ring_written_forwards_is_refused() {
+        let forward = Event::of_perf(tempfile::tempfile().unwrap().into(), &EventAttr::new(0, 0));
+        assert!(matches!(Overwrite::map(&forward, 0), Err(OverwriteError::Forward)));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::Record;
+use crate::{Overwrite, Record};
 
 fn pmu() -> (tempfile::TempDir, PerfPmu) {
     let dir = tempfile::tempdir().unwrap();
@@ -181,7 +181,7 @@ fn perf_software_backward_ring_holds_latest() {
     let (pmu, attr) = clock(20_000);
     let attr = EventAttr { backward: true, ..attr };
     let event = pmu.open_event(&attr).unwrap();
-    let ring = event.map_overwrite(0).unwrap();
+    let ring = Overwrite::map(&event, 0).unwrap();
     event.enable().unwrap();
     spin();
     event.disable().unwrap();

@@ -56,8 +56,10 @@ impl Engine {
     }
 }
 
-/// An event to open: all perf attributes that the PMU supports.
+/// An event to open: all perf attributes that the PMU supports. [`EventAttr::with`] sets those that have no method of
+/// their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EventAttr {
     /// perf's `PERF_TYPE_*`, or the PMU's own type ([`crate::Info::pmu_type`]).
     pub pmu_type: u32,
@@ -174,6 +176,13 @@ impl EventAttr {
             persistent: false,
             enable_on_starter: false,
         }
+    }
+
+    /// The same event with the fields that `set` sets.
+    #[must_use]
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
+        self
     }
 
     /// Measures the thread `pid` on any CPU; 0 is the caller.

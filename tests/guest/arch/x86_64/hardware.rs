@@ -63,7 +63,7 @@ impl Traced {
         let attr = vpmu.attr(trace).map_err(|error| format!("{error}: 'vmm check' on the host shows the reason"))?;
         let trace = vpmu.open_event(&place(attr.tracing(0)))?;
         let ring = trace.map(1)?;
-        let area = trace.map_aux(&ring, 8)?;
+        let area = Area::map(&trace, &ring, 8)?;
         let counted = vpmu.open_member(&place(vpmu.attr(counted)?), &trace)?;
         counted.enable()?;
         Ok(Self { trace, _ring: ring, area, counted })

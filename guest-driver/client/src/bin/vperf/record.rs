@@ -11,6 +11,7 @@ use crate::os::SNAPSHOT;
 use crate::recording::{self, Recording, RecordingError, Sources};
 use crate::region::{Region, RegionArgs, RegionError};
 use crate::sampling::{SamplingArgs, SamplingError};
+use crate::session::Session;
 use crate::target::{TargetArgs, TargetError};
 use crate::tracing::{self, AreaChoice, TracingError};
 use crate::workload::WorkloadError;
@@ -131,7 +132,7 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let info = *vpmu.info();
     let mut recording = Recording::begin(&args.output, sources, info, &target)?;
     let marks = region.iter().flat_map(Region::events);
-    let mut session = target.start(opened.iter().chain(marks))?;
+    let mut session = Session::start(target, opened.iter().chain(marks))?;
     recording.follow(&opened, &mut session)?;
     let code = recording.finish(&opened, session)?;
     if let Some(region) = &region {
@@ -146,11 +147,10 @@ impl RecordArgs {
             None => attr,
             // Omit the frames of an excluded mode. Users who may not see kernel addresses can
             // sample only user mode, and only if the chains omit the kernel's frames.
-            Some(CallGraph::Fp) => EventAttr {
-                exclude_callchain_kernel: attr.exclude_kernel,
-                exclude_callchain_user: attr.exclude_user,
-                ..attr.with_call_chains(self.max_stack.unwrap_or(0))
-            },
+            Some(CallGraph::Fp) => attr.with_call_chains(self.max_stack.unwrap_or(0)).with(|attr| {
+                attr.exclude_callchain_kernel = attr.exclude_kernel;
+                attr.exclude_callchain_user = attr.exclude_user;
+            }),
         }
     }
 }

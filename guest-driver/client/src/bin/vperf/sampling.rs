@@ -147,7 +147,10 @@ impl SamplingArgs {
         let mut opened = Vec::new();
         let mut rings = Vec::new();
         for (index, event) in chosen.iter().enumerate() {
-            let attr = EventAttr { wakeup: quarter, watermark: true, ..event.attr.clone() };
+            let attr = event.attr.clone().with(|attr| {
+                attr.wakeup = quarter;
+                attr.watermark = true;
+            });
             let name = || event.name.clone();
             let events = target
                 .open(index, &attr, |_, attr| vpmu.open_event(attr))

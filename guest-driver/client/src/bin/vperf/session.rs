@@ -5,30 +5,28 @@ use std::time::Duration;
 
 use vpmu_client::event::{EventError, Ready, poll};
 
-use crate::os::{Process, SNAPSHOT, Signals};
-use crate::target::{Opened, TargetError};
-use crate::workload::{self, Running};
+use crate::os::SNAPSHOT;
+use crate::target::{Opened, Started, Target, TargetError};
+use crate::workload;
 
 /// A running measurement.
 #[derive(Debug)]
 pub(crate) struct Session {
-    signals: Signals,
-    processes: Vec<Process>,
-    child: Option<Running>,
+    started: Started,
     signalled: bool,
     snapshots: u32,
 }
 
 impl Session {
-    /// Measures until `child` exits. Without a child, measures until all `processes` have exited;
-    /// with neither, until a signal arrives.
-    pub(crate) fn new(signals: Signals, processes: Vec<Process>, child: Option<Running>) -> Self {
-        Self { signals, processes, child, signalled: false, snapshots: 0 }
+    /// Starts `target`, and measures until its command exits. Without a command, measures until all its processes
+    /// have exited; with neither, until a signal arrives.
+    pub(crate) fn start<'a>(target: Target, opened: impl IntoIterator<Item = &'a Opened>) -> Result<Self, TargetError> {
+        Ok(Self { started: target.start(opened)?, signalled: false, snapshots: 0 })
     }
 
     /// Whether a command runs. Its output may go to the same terminal as this program's output.
     pub(crate) fn has_command(&self) -> bool {
-        self.child.is_some()
+        self.started.child.is_some()
     }
 
     /// Returns the number of snapshots requested since the last call.
@@ -44,10 +42,10 @@ impl Session {
         timeout: Option<Duration>,
         ready: &mut Vec<Ready>,
     ) -> Result<bool, TargetError> {
-        let mut fds = vec![self.signals.as_fd()];
-        match &self.child {
+        let mut fds = vec![self.started.signals.as_fd()];
+        match &self.started.child {
             Some(child) => fds.push(child.process().as_fd()),
-            None => fds.extend(self.processes.iter().map(AsFd::as_fd)),
+            None => fds.extend(self.started.processes.iter().map(AsFd::as_fd)),
         }
         let own = fds.len();
         fds.extend_from_slice(others);
@@ -59,25 +57,25 @@ impl Session {
         if signalled && self.pass_signal()? {
             return Ok(true);
         }
-        if self.child.is_some() {
+        if self.started.child.is_some() {
             return Ok(ended[0]);
         }
-        let had_processes = !self.processes.is_empty();
+        let had_processes = !self.started.processes.is_empty();
         let mut ended = ended.into_iter();
-        self.processes.retain(|_| !ended.next().unwrap_or(false));
-        Ok(had_processes && self.processes.is_empty())
+        self.started.processes.retain(|_| !ended.next().unwrap_or(false));
+        Ok(had_processes && self.started.processes.is_empty())
     }
 
     /// Reads a signal. Forwards the first signal to the child, whose exit ends the measurement, and
     /// kills the child on the second signal. Without a child, returns true, because the signal
     /// itself ends the measurement. The signal [`SNAPSHOT`] is only counted.
     fn pass_signal(&mut self) -> Result<bool, TargetError> {
-        let signal = self.signals.next().map_err(TargetError::Signals)?;
+        let signal = self.started.signals.next().map_err(TargetError::Signals)?;
         if signal == SNAPSHOT {
             self.snapshots += 1;
             return Ok(false);
         }
-        let Some(child) = &self.child else {
+        let Some(child) = &self.started.child else {
             return Ok(true);
         };
         let signal = if self.signalled { libc::SIGKILL } else { signal };
@@ -103,7 +101,7 @@ impl Session {
     /// terminates the command and waits for it, and returns 0: ending a command early is not a
     /// failure. A signal during this wait kills the command.
     pub(crate) fn end(mut self) -> Result<u8, TargetError> {
-        let Some(child) = &self.child else {
+        let Some(child) = &self.started.child else {
             return Ok(0);
         };
         let process = child.process();
@@ -120,7 +118,7 @@ impl Session {
 
     /// Returns the command's exit code, or 0 without a command.
     pub(crate) fn finish(self) -> Result<u8, TargetError> {
-        match self.child {
+        match self.started.child {
             Some(child) => Ok(workload::exit_code(child.wait()?)),
             None => Ok(0),
         }

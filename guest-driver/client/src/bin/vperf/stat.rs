@@ -8,11 +8,12 @@ use std::time::Instant;
 use clap::Args;
 use vpmu_client::device::DeviceError;
 use vpmu_client::error::chain;
-use vpmu_client::{EventAttr, Reading, Vpmu};
+use vpmu_client::{Reading, Vpmu};
 
 use crate::counts::{Count, Counts};
 use crate::events::{Chosen, EventArgs, EventsError};
 use crate::region::{Region, RegionArgs, RegionError};
+use crate::session::Session;
 use crate::target::{Opened, Target, TargetArgs, TargetError};
 use crate::workload::WorkloadError;
 
@@ -100,7 +101,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     let region = args.region.open(&vpmu, &target, &opened)?;
     let started = Instant::now();
     let marks = region.iter().flat_map(Region::events);
-    let mut session = target.start(opened.iter().chain(marks))?;
+    let mut session = Session::start(target, opened.iter().chain(marks))?;
     while !session.wait(&[], None, &mut Vec::new())? {}
     let elapsed = started.elapsed();
     session.stop(&opened)?;
@@ -176,7 +177,10 @@ fn open_members(
             // leader, and starts when the other events start.
             return vpmu.open_event(attr);
         };
-        let member = EventAttr { disabled: false, enable_on_exec: false, ..attr.clone() };
+        let member = attr.clone().with(|attr| {
+            attr.disabled = false;
+            attr.enable_on_exec = false;
+        });
         vpmu.open_member(&member, &leader.event)
     })
 }

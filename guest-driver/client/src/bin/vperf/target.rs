@@ -11,8 +11,7 @@ use vpmu_client::tasks::{Tasks, TasksError};
 use vpmu_client::{Event, EventAttr};
 
 use crate::os::{Process, Signals};
-use crate::session::Session;
-use crate::workload::{Held, WorkloadError};
+use crate::workload::{Held, Running, WorkloadError};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
@@ -113,6 +112,14 @@ pub(crate) struct Target {
     pids: Vec<u32>,
     processes: Vec<Process>,
     held: Option<Held>,
+}
+
+/// A target that is running.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub(crate) signals: Signals,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) child: Option<Running>,
 }
 
 impl TargetArgs {
@@ -233,9 +240,12 @@ impl Target {
         open: impl Fn(usize, &EventAttr) -> Result<Event, vpmu_client::Error>,
     ) -> Result<Vec<Opened>, vpmu_client::Error> {
         let attrs: Vec<EventAttr> = match &self.places {
-            Places::Child(pid) => vec![EventAttr { inherit: true, enable_on_exec: true, ..attr.clone().of_task(*pid) }],
+            Places::Child(pid) => vec![attr.clone().of_task(*pid).with(|attr| {
+                attr.inherit = true;
+                attr.enable_on_exec = true;
+            })],
             Places::Threads(threads) => {
-                threads.iter().map(|&pid| EventAttr { inherit: true, ..attr.clone().of_task(pid) }).collect()
+                threads.iter().map(|&pid| attr.clone().of_task(pid).with(|attr| attr.inherit = true)).collect()
             }
             Places::Cpus(cpus) => {
                 cpus.iter().filter_map(|&cpu| i32::try_from(cpu).ok()).map(|cpu| attr.clone().on_cpu(cpu)).collect()
@@ -288,10 +298,9 @@ impl Target {
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     }
 
-    /// Starts the measurement: first enables the events in `opened`, in order, then releases the
-    /// command. Enables no events if the command's exec enables them. Skips events on CPUs that
-    /// went offline.
-    pub(crate) fn start<'a>(self, opened: impl IntoIterator<Item = &'a Opened>) -> Result<Session, TargetError> {
+    /// Enables the events in `opened`, in order, and then releases the command. Enables no events if the
+    /// command's exec enables them. Skips events on CPUs that went offline.
+    pub(crate) fn start<'a>(self, opened: impl IntoIterator<Item = &'a Opened>) -> Result<Started, TargetError> {
         if !matches!(self.places, Places::Child(_)) {
             for opened in opened {
                 match opened.event.enable() {
@@ -301,7 +310,7 @@ impl Target {
             }
         }
         let child = self.held.map(Held::release).transpose()?;
-        Ok(Session::new(self.signals, self.processes, child))
+        Ok(Started { signals: self.signals, processes: self.processes, child })
     }
 }
 

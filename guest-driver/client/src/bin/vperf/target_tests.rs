@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::processes::{Change, Processes};
+use crate::session::Session;
 use std::path::Path;
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::tasks::{Action, Clocks, Notice};
@@ -26,7 +27,7 @@ fn measure(args: &TargetArgs, once_started: impl FnOnce()) -> (u8, u64) {
     let (pmu, attr) = task_clock(dir.path());
     let target = args.prepare().unwrap();
     let opened = target.open(0, &attr, |_, attr| Ok(pmu.open_event(attr)?)).unwrap();
-    let mut session = target.start(&opened).unwrap();
+    let mut session = Session::start(target, &opened).unwrap();
     once_started();
     while !session.wait(&[], None, &mut Vec::new()).unwrap() {}
     session.stop(&opened).unwrap();
@@ -56,7 +57,7 @@ fn short_lived_child_of_command_is_followed() {
     let target = args(&["sh", "-c", "/bin/true; exit 0"]).prepare().unwrap();
     let shell = target.held.as_ref().unwrap().pid().unsigned_abs();
     let mut processes = Processes::new(Path::new("/proc"), target.follow().unwrap());
-    let mut session = target.start(&[]).unwrap();
+    let mut session = Session::start(target, &[]).unwrap();
     while !session.wait(&[], None, &mut Vec::new()).unwrap() {}
     assert_eq!(session.finish().unwrap(), 0);
     // The kernel has already reported the shell, so a sample of the shell causes no look-up in
@@ -108,7 +109,7 @@ fn process_is_measured_until_command_or_process_ends() {
 fn command_ended_early_is_not_an_error() {
     let end = |command: &[&str]| {
         let target = args(command).prepare().unwrap();
-        let mut session = target.start(&[]).unwrap();
+        let mut session = Session::start(target, &[]).unwrap();
         if command == ["false"] {
             while !session.wait(&[], None, &mut Vec::new()).unwrap() {}
         }

@@ -118,7 +118,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<u8, TopError> {
     let target = target_args.prepare()?;
     let (opened, rings) = args.sampling.open(&vpmu, &target, &chosen)?;
     let collector = FrameCollector::new();
-    let session = target.start(&opened)?;
+    let session = Session::start(target, &opened)?;
     // Take the terminal last, so that no error path leaves it in live mode.
     let terminal = match args.batch || args.json {
         true => None,

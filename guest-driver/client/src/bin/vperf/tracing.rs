@@ -138,9 +138,9 @@ impl AreaChoice {
             let ring = event.map(RING_PAGES_LOG2.min(vpmu.info().max_ring_pages.checked_ilog2().unwrap_or(0)));
             let ring = ring.map_err(|source| TracingError::Ring { name: name(), source })?;
             let area = if self.snapshot {
-                event.map_aux_snapshot(&ring, pages_log2).map(Mapped::Newest)
+                Snapshot::map(event, &ring, pages_log2).map(Mapped::Newest)
             } else {
-                event.map_aux(&ring, pages_log2).map(Mapped::Emptied)
+                Area::map(event, &ring, pages_log2).map(Mapped::Emptied)
             };
             let area = area.map_err(|source| TracingError::Map { name: name(), source })?;
             buffers.push(TraceBuffer { trace, opened, ring, area, until: 0 });

@@ -11,6 +11,7 @@ use vpmu_client::{Entry, Vpmu};
 use crate::events::Chosen;
 use crate::os::SNAPSHOT;
 use crate::recording::{Recording, RecordingError, Sources};
+use crate::session::Session;
 use crate::target::{TargetArgs, TargetError};
 use crate::tracing::{self, AreaChoice, TracingError};
 use crate::workload::WorkloadError;
@@ -154,7 +155,7 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     };
     let info = *vpmu.info();
     let mut recording = Recording::begin(&args.output, sources, info, &target)?;
-    let mut session = target.start(&opened)?;
+    let mut session = Session::start(target, &opened)?;
     recording.follow(&opened, &mut session)?;
     Ok(recording.finish(&opened, session)?)
 }

@@ -53,7 +53,7 @@ impl<'a> Reader<'a> {
     fn new(event: &'a Event, listed: &Persistent) -> Result<Self, HistoryError> {
         Ok(match (listed.data_pages, listed.overwrites) {
             (None | Some(0), _) => Self::None,
-            (Some(pages), true) => Self::Newest(event.map_history(pages, true)?, None),
+            (Some(pages), true) => Self::Newest(History::map(event, pages, true)?, None),
             (Some(pages), false) => Self::Unread(event.map(pages.ilog2())?),
         })
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use vpmu_client::error::chain;
 use vpmu_client::history::{HistoryError, RingSnapshot};
-use vpmu_client::{Persistent, Vpmu};
+use vpmu_client::{History, Persistent, Vpmu};
 
 use super::render::Rendering;
 use super::{PersistError, named};
@@ -69,6 +69,6 @@ fn history(vpmu: &Vpmu, event: &Persistent) -> Result<RingSnapshot, PersistError
     let pages = event.data_pages.filter(|&pages| pages > 0);
     let pages = pages.ok_or_else(|| PersistError::NoRing { name: name() })?;
     let handle = vpmu.reopen(event)?;
-    let read = || -> Result<RingSnapshot, HistoryError> { handle.map_history(pages, event.overwrites)?.read() };
+    let read = || -> Result<RingSnapshot, HistoryError> { History::map(&handle, pages, event.overwrites)?.read() };
     read().map_err(|source| PersistError::History { name: name(), source })
 }

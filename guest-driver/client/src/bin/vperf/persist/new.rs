@@ -4,7 +4,7 @@ use clap::Args;
 use vpmu_client::attr::{
     SAMPLE_ADDR, SAMPLE_CPU, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_PERIOD, SAMPLE_TID, SAMPLE_TIME,
 };
-use vpmu_client::{Error, Event, EventAttr, Vpmu};
+use vpmu_client::{Error, Event, EventAttr, History, Vpmu};
 
 use super::{PersistError, list};
 use crate::events::{Chosen, EventArgs};
@@ -100,14 +100,13 @@ impl NewArgs {
         } else {
             0
         };
-        let attr = EventAttr {
-            sample_type: FIELDS | value,
-            sample_id_all: true,
-            backward: !self.until_full,
-            wakeup: pages.saturating_mul(PAGE / 4),
-            watermark: true,
-            ..attr
-        };
+        let attr = attr.with(|attr| {
+            attr.sample_type = FIELDS | value;
+            attr.sample_id_all = true;
+            attr.backward = !self.until_full;
+            attr.wakeup = pages.saturating_mul(PAGE / 4);
+            attr.watermark = true;
+        });
         Ok(if self.call_graph { attr.with_call_chains(0) } else { attr })
     }
 
@@ -126,7 +125,7 @@ impl NewArgs {
             let overwrites = !self.until_full;
             // The first mapping creates the ring. The ring remains after it is unmapped.
             if pages > 0 && overwrites {
-                event.map_history(pages, overwrites)?;
+                History::map(&event, pages, overwrites)?;
             } else if pages > 0 {
                 event.map(pages.ilog2())?;
             }
