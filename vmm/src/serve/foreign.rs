@@ -1,5 +1,5 @@
-//! What is read of the VMM's process: KVM's statistics of its vCPUs, the offsets of their TSCs, and its end of the
-//! connection.
+//! Reads facts from the VMM's process: KVM's statistics of its vCPUs, the offsets of their TSCs, and which of its sockets is
+//! connected to this process.
 
 use std::fs;
 use std::io;

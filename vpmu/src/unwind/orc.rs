@@ -78,7 +78,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Returns the caller. `None` if there is none, or if it cannot be found.
+    /// Returns the caller. `None` if this is the outermost frame, or if its caller cannot be found.
     fn caller(&self, space: &mut AddressSpace<'_>, table: &OrcTable, slide: u64) -> Option<Self> {
         // A call's return address may be the first one of the next function.
         let ip = if self.interrupted { self.ip } else { self.ip.wrapping_sub(1) };

@@ -50,7 +50,7 @@ impl Sample {
         callers
     }
 
-    /// Whether an interrupt is in the chain. A page fault is none.
+    /// Whether an interrupt is in the chain. Exceptions, such as page faults, do not count.
     fn has_interrupt(&self) -> bool {
         self.chain.iter().any(|(_, name)| name.starts_with("asm_sysvec") || name == "asm_common_interrupt")
     }

@@ -55,7 +55,7 @@ fn frames_without_frame_pointers_have_their_callers() {
     guest.user_frame(USTACK + 0x100, 0, 0x1111);
     let mut cpu = guest.in_kernel(at(0, 0), 0x1234, STACK);
     assert_eq!(callers(&guest, &cpu), [at(1, 0x50), at(2, 0x50), at(3, 0x50)]);
-    // The entry's registers would have to be at 0x40 of the stack, where there are none.
+    // The last frame leads to registers at 0x40 of the stack, which holds no saved registers.
     let chain = guest.chain(&cpu);
     assert_eq!(chain[5..], [USER, UTEXT, 0x1111], "{chain:x?}");
     // Later in the frame, the function's own rule leads to the same callers.
