@@ -65,8 +65,8 @@ const MARKS: usize = 3;
 const CALLS: usize = 5;
 /// Two words for each slice, without the attack and with it: the victim's loops a second. Then the same words of its peer.
 const RATES: [usize; 2] = [8, 8 + 2 * SLICES];
-/// Two words for each slice: the longest gap. Then those of the peer.
-const GAPS: [usize; 2] = [RATES[1] + 2 * SLICES, RATES[1] + 4 * SLICES];
+/// Two words for each slice: the victim's longest gap.
+const GAPS: usize = RATES[1] + 2 * SLICES;
 
 // Values of the word PHASE.
 const WAIT: u64 = 0;
@@ -75,8 +75,9 @@ const WITH: u64 = 2;
 const END: u64 = 3;
 const FAILED: u64 = u64::MAX;
 
-/// A process that uses its CPU all the time, and notes for how long it did not get it.
-fn run_on(cpu: usize, shared: &SharedWords, rates: usize, gaps: usize) -> io::Result<()> {
+/// A process that uses its CPU all the time. At the end of each slice, passes the slice's place among the words, the loops
+/// a second and the longest gap to `note`.
+fn run_on(cpu: usize, shared: &SharedWords, note: impl Fn(usize, u64, u64)) -> io::Result<()> {
     cpu::pin(cpu)?;
     loop {
         let phase = shared.load(PHASE);
@@ -94,8 +95,8 @@ fn run_on(cpu: usize, shared: &SharedWords, rates: usize, gaps: usize) -> io::Re
             last = now;
             loops += 1;
         }
-        shared.store(rates + word, loops * 1_000_000 / (nanoseconds(begin.elapsed()) / 1000).max(1));
-        shared.store(gaps + word, nanoseconds(worst));
+        let rate = loops * 1_000_000 / (nanoseconds(begin.elapsed()) / 1000).max(1);
+        note(word, rate, nanoseconds(worst));
     }
 }
 
@@ -147,9 +148,13 @@ fn victim_keeps(
     os::set_paranoid(OWN_TASKS)?;
     interrupt::move_to(VICTIM)?;
     let shared = SharedWords::map()?;
-    let start =
-        |cpu, which: usize| Forked::start(|| i32::from(run_on(cpu, &shared, RATES[which], GAPS[which]).is_err()));
-    let (mut victim, mut peer) = (start(VICTIM, 0)?, start(PEER, 1)?);
+    let victim = |word, rate, gap| {
+        shared.store(RATES[0] + word, rate);
+        shared.store(GAPS + word, gap);
+    };
+    let peer = |word, rate, _| shared.store(RATES[1] + word, rate);
+    let mut victim = Forked::start(|| i32::from(run_on(VICTIM, &shared, victim).is_err()))?;
+    let mut peer = Forked::start(|| i32::from(run_on(PEER, &shared, peer).is_err()))?;
     let mut attacker = Forked::start(|| {
         let done = attacker(&shared, open);
         if let Err(error) = &done {
@@ -163,7 +168,7 @@ fn victim_keeps(
     ensure_eq!(codes, [0, 0, 0], "exit codes of the attacker, the victim and its peer");
     let slices = |from: usize, which: usize| (0..SLICES).map(move |slice| from + 2 * slice + which);
     let of = |from: usize| [0, 1].map(|which| slices(from, which).map(|word| shared.load(word)).collect::<Vec<_>>());
-    let ([rates, of_peer], gaps) = (RATES.map(of), of(GAPS[0]));
+    let ([rates, of_peer], gaps) = (RATES.map(of), of(GAPS));
     let marks = [MARKS, MARKS + 1].map(|word| shared.load(word));
     let events = shared.load(OPENED) - 1;
     let figures = format!(
@@ -172,10 +177,11 @@ fn victim_keeps(
     );
     println!("{figures}");
     ensure!(events >= least_events, "too few events: {figures}");
-    let ran = rates.iter().chain(&of_peer).flatten().all(|&rate| rate > 0);
-    ensure!(marks[1] > 0 && ran, "nothing ran: {figures}");
     let totals = |rates: [Vec<u64>; 2]| rates.map(|slices| u128::from(slices.into_iter().sum::<u64>()));
     let ([without, with], [peer_without, peer_with]) = (totals(rates), totals(of_peer));
+    // A process may miss a slice, which is then zero.
+    let ran = [without, with, peer_without, peer_with].iter().all(|&total| total > 0);
+    ensure!(marks[1] > 0 && ran, "nothing ran: {figures}");
     let kept = with * peer_without * 100 / (without * peer_with);
     println!("the victim keeps {kept} %");
     ensure!(kept >= KEPT, "the victim keeps {kept} %, not {KEPT} %: {figures}");
